@@ -21,13 +21,14 @@ import (
 
 func (a commands) nodesCommand() *cobra.Command {
 	var noise time.Duration
-	var noiseGiven bool
+	var noiseGiven, picture bool
 	node := int32(control.None)
 	c := a.ColorFlag(a.JSONFlag(&cobra.Command{
 		Use:   "nodes",
 		Short: "List the nodes of the machine and the jobs on their cores",
 		Example: `  margay nodes
   margay nodes --node 2
+  margay nodes --map          # a character for each node
   margay nodes --noise 10s    # interrupts of each application core`,
 		Args: func(c *cobra.Command, args []string) error {
 			// pflag takes the value of a flag that can do without one only after "=".
@@ -53,6 +54,9 @@ func (a commands) nodesCommand() *cobra.Command {
 			if nodes, err = onlyNode(nodes, node); err != nil {
 				return err
 			}
+			if picture {
+				return printMap(a.Stdout, nodes)
+			}
 			if a.JSON {
 				return show.Message(a.Stdout, nodes)
 			}
@@ -61,6 +65,8 @@ func (a commands) nodesCommand() *cobra.Command {
 	}))
 	c.Flags().DurationVar(&noise, "noise", 0, "count the interrupts of each application core for this long, 5s without a value")
 	c.Flags().Lookup("noise").NoOptDefVal = "5s"
+	c.Flags().BoolVar(&picture, "map", false, "show each node as a character: a letter for a job, a sign for a state")
+	c.MarkFlagsMutuallyExclusive("map", "json", "noise")
 	a.NodeFlag(c, &node, "only this node")
 	return c
 }
