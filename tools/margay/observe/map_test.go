@@ -51,8 +51,10 @@ jobs: a 7, b 3
 	if got := mapOf(t); got != "the machine has no nodes\n" {
 		t.Errorf("without nodes: %q", got)
 	}
-	status, _, stderr := margaytest.Played(t, func(proto.Message) (proto.Message, error) { return &control.Nodes{}, nil }, "nodes", "--map", "--json")
-	margaytest.Wants(t, status, 125, stderr, "map", "json")
+	for _, other := range []string{"json", "noise"} {
+		status, _, stderr := margaytest.Played(t, func(proto.Message) (proto.Message, error) { return &control.Nodes{}, nil }, "nodes", "--map", "--"+other)
+		margaytest.Wants(t, status, 125, stderr, "map", other)
+	}
 }
 
 // A thousand nodes, with more jobs than there are letters, fit on a terminal of 25 lines.

@@ -66,7 +66,8 @@ func (a commands) nodesCommand() *cobra.Command {
 	c.Flags().DurationVar(&noise, "noise", 0, "count the interrupts of each application core for this long, 5s without a value")
 	c.Flags().Lookup("noise").NoOptDefVal = "5s"
 	c.Flags().BoolVar(&picture, "map", false, "show each node as a character: a letter for a job, a sign for a state")
-	c.MarkFlagsMutuallyExclusive("map", "json", "noise")
+	c.MarkFlagsMutuallyExclusive("map", "json")
+	c.MarkFlagsMutuallyExclusive("map", "noise")
 	a.NodeFlag(c, &node, "only this node")
 	return c
 }
