@@ -1,12 +1,15 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"margay/internal/rights"
 	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/node"
 	"margay/kernel/content"
 	"margay/kernel/keep"
 )
@@ -65,27 +68,55 @@ func (n *Node) openContents(root *os.File) {
 // giveContents passes the contents of a job that the node has to the job's init, and returns the
 // indexes of the others.
 func (n *Node) giveContents(s JobSpec) (lacking []int, err error) {
-	found, folder := make([]*os.File, len(s.Contents)), ""
+	lent, others := split(s.Contents, n.lent().Open(s.UserID, s.Contents))
+	defer rights.Close(lent.files)
+	var kept found
 	var held content.Holding
+	folder := ""
 	if store := n.contents.Load(); store != nil {
-		found, held = store.Open(s.UserID, s.Contents)
+		var files []*os.File
+		files, held = store.Open(s.UserID, others)
+		kept, others = split(others, files)
 		folder = store.Folder(s.UserID)
 	}
-	var digests []archive.Digest
-	var files []*os.File
-	for i, f := range found {
-		if f == nil {
-			lacking = append(lacking, i)
-			continue
-		}
-		digests, files = append(digests, s.Contents[i]), append(files, f)
-	}
-	defer rights.Close(files)
+	defer rights.Close(kept.files)
 	j, err := n.hold(s.Job, held)
 	if err != nil {
 		return nil, err
 	}
-	return lacking, j.container.Give(folder, digests, files)
+	for i, digest := range s.Contents {
+		if slices.Contains(others, digest) {
+			lacking = append(lacking, i)
+		}
+	}
+	return lacking, errors.Join(j.container.Give(node.Lent, lent.digests, lent.files), j.container.Give(folder, kept.digests, kept.files))
+}
+
+// lent returns the folder with what margay run lends, if the node has one.
+func (n *Node) lent() content.Lent {
+	if lender := n.config.Boot.Lent; lender != nil {
+		return content.Lent{User: lender.User, Folder: node.Lent}
+	}
+	return content.Lent{}
+}
+
+// found is open files with the digests of their contents.
+type found struct {
+	digests []archive.Digest
+	files   []*os.File
+}
+
+// split returns what was found of the contents with some digests, and the others. A file that was
+// not found is nil.
+func split(digests []archive.Digest, files []*os.File) (f found, others []archive.Digest) {
+	for i, digest := range digests {
+		if files[i] == nil {
+			others = append(others, digest)
+			continue
+		}
+		f.digests, f.files = append(f.digests, digest), append(f.files, files[i])
+	}
+	return f, others
 }
 
 // hold lets a job hold files of the store until it is removed.

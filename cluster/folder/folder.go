@@ -31,6 +31,7 @@ const (
 const (
 	LockName = "lock"
 	SpecName = "machine.json"
+	LentName = "lent"
 )
 
 // LongestSocket is the longest name of a socket that Linux accepts, in bytes.
@@ -59,6 +60,10 @@ func Of(name string) (Dir, error) {
 func (d Dir) File(parts ...string) string {
 	return filepath.Join(append([]string{string(d)}, parts...)...)
 }
+
+// Lent is the folder into which margay run puts contents of files for the hosted nodes of a machine
+// (package lend). Another machine has none.
+func (d Dir) Lent() string { return d.File(LentName) }
 
 // Port is the socket of a port of the machine's switch.
 func (d Dir) Port(name string) string { return d.File("ports", name) }

@@ -25,6 +25,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/launch/ldso"
+	"margay/cluster/launch/lend"
 	"margay/cluster/launch/regular"
 	"margay/kernel/abi/archive"
 	"margay/kernel/abi/node"
@@ -69,6 +70,10 @@ type Files struct {
 	// Digests is the file that keeps the digests of programs and libraries for later jobs, in a
 	// folder that only root and this user can change. Empty: there is none.
 	Digests string
+
+	// Lent is the folder of the machine for contents of files that its nodes find there (package
+	// lend). Empty, or without such a folder, they get copies.
+	Lent string
 
 	host     bool           // ranks see the folders of this host in which programs are: nothing in them goes along
 	root     map[string]int // by name: files of a root of its own, as indexes of List; nil: there is none
@@ -404,10 +409,18 @@ func size(info fs.FileInfo) int64 {
 // too many. A file that cannot be read has none: Archive will say so.
 func (f *Files) Contents() (list [][]byte) {
 	digests := readDigests(f.Digests, time.Now())
+	lent, err := lend.Open(f.Lent)
+	if err == nil {
+		defer lent.Close()
+	}
 	for _, file := range f.named() {
 		digest, err := digests.of(file)
 		if err != nil {
 			continue
+		}
+		if lent != nil {
+			// Whatever prevents it costs copies on the nodes.
+			_ = lent.Offer(digest, file.Size, func() (io.ReadCloser, error) { return file.open() })
 		}
 		file.content = &content{digest: digest, index: len(list)}
 		list = append(list, digest[:])

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"margay/cluster/folder"
 	"margay/cluster/trust"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
@@ -53,13 +54,16 @@ func checkRoot() error {
 	return nil
 }
 
-// newHosted makes the bridge.
+// newHosted makes the bridge, and the folder in which margay run lends files to nodes.
 func newHosted(s Spec, d Dir, a *trust.Authority) (*hosted, error) {
 	var host unix.Sysinfo_t
 	if err := unix.Sysinfo(&host); err != nil {
 		return nil, fmt.Errorf("memory of this host: %w", err)
 	}
 	h := &hosted{spec: s, dir: d, cert: a.Certificate(), room: int64(host.Totalram) * int64(host.Unit), nodes: make(map[id.Node]*hostedNode)}
+	if err := os.Mkdir(folder.Dir(d).Lent(), 0o700); err != nil {
+		return nil, err
+	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return nil, fmt.Errorf("hosted network: %w", err)
@@ -121,17 +125,18 @@ func (h *hosted) start(node id.Node, term uint32) (int, <-chan exit, error) {
 	return n.cmd.Process.Pid, ended, nil
 }
 
-func (h *hosted) writeConfig(node id.Node, term uint32) error {
-	config := h.spec.bootConfig(node, term, h.cert)
-	config.Contents = contentsOf(h.room, max(h.spec.Nodes, int(node)+1))
+func (h *hosted) writeConfig(number id.Node, term uint32) error {
+	config := h.spec.bootConfig(number, term, h.cert)
+	config.Contents = contentsOf(h.room, max(h.spec.Nodes, int(number)+1))
+	config.Lent = &node.Lender{User: uint32(os.Getuid()), Folder: folder.Dir(h.dir).Lent()}
 	text, err := config.Encode()
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(h.dir.nodeRoot(node), 0o700); err != nil {
+	if err := os.MkdirAll(h.dir.nodeRoot(number), 0o700); err != nil {
 		return err
 	}
-	return writeFile(h.dir.nodeFile(node), text)
+	return writeFile(h.dir.nodeFile(number), text)
 }
 
 // contentsShare is the divisor of this host's memory for the files that all of its nodes together

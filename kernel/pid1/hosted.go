@@ -35,7 +35,7 @@ func (h Hosted) SetUp(log func(format string, args ...any)) (node.Config, error)
 	if err != nil {
 		return config, err
 	}
-	if err := h.makeRoot(log); err != nil {
+	if err := h.makeRoot(config.Lent, log); err != nil {
 		return config, err
 	}
 	text, err := config.Encode()
@@ -68,7 +68,7 @@ func (h Hosted) watchLifeline() {
 	os.Exit(1)
 }
 
-func (h Hosted) makeRoot(log func(format string, args ...any)) (err error) {
+func (h Hosted) makeRoot(lent *node.Lender, log func(format string, args ...any)) (err error) {
 	if h.Root == "" {
 		folder, err := makeMountPoint()
 		if err != nil {
@@ -104,6 +104,11 @@ func (h Hosted) makeRoot(log func(format string, args ...any)) (err error) {
 	}
 	if err := bindHost(filepath.Join(h.Root, node.HostRoot)); err != nil {
 		log("jobs cannot have the files of this host (--root host): %v", err)
+	}
+	if lent != nil {
+		if err := bindLent(lent.Folder, filepath.Join(h.Root, node.Lent)); err != nil {
+			log("nodes get copies of the files of all jobs: %v", err)
+		}
 	}
 	proc := filepath.Join(h.Root, "proc")
 	if err := unix.Mount("proc", proc, "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
@@ -188,6 +193,22 @@ func bindHost(path string) (err error) {
 		}
 	}
 	return nil
+}
+
+// bindLent binds the folder with the contents that margay run lends, unless programs there cannot
+// be executed.
+func bindLent(source, target string) error {
+	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
+		return err
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(source, &st); err != nil {
+		return fmt.Errorf("look at %s: %w", source, err)
+	}
+	if st.Flags&unix.ST_NOEXEC != 0 {
+		return fmt.Errorf("%s is on a file system without programs (noexec)", source)
+	}
+	return bindFolder(source, target)
 }
 
 // bindFolder binds a folder with all that is mounted in it. Mounts of the host's that are missing

@@ -2,8 +2,10 @@ package e2e
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,6 +15,7 @@ import (
 // kernel, too. A job's writes to its copies do not change them.
 func TestContentsStay(t *testing.T) {
 	m := use(t, "hosted")
+	m.withoutLending()
 	file := filepath.Join(t.TempDir(), "data")
 	text := m.name + strings.Repeat(" content", 1000) // which no node has
 	if err := os.WriteFile(file, []byte(text+"\n"), 0o666); err != nil {
@@ -47,6 +50,9 @@ func TestContentsStay(t *testing.T) {
 // change the program, neither then nor in the job that brings it.
 func TestCodeIsShared(t *testing.T) {
 	onBoth(t, func(t *testing.T, m *machine) {
+		if m.hosted() {
+			m.withoutLending()
+		}
 		shell := filepath.Join(t.TempDir(), "shell") // which no node has
 		text, err := os.ReadFile("/bin/sh")
 		if err != nil {
@@ -70,4 +76,73 @@ func TestCodeIsShared(t *testing.T) {
 		}
 		eventually(t, "a program that is shared", run, func() string { return fmt.Sprint(m.listNodes()) })
 	})
+}
+
+// withoutLending has margay run lend nothing to hosted nodes until the test ends, and takes back
+// all that is lent.
+func (m *machine) withoutLending() {
+	m.t.Helper()
+	lent := m.file("lent")
+	if err := os.Chmod(lent, 0o750); err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() {
+		if err := os.Chmod(lent, 0o700); err != nil {
+			m.t.Error(err)
+		}
+	})
+	m.takeBack()
+}
+
+// takeBack removes all that margay run lends.
+func (m *machine) takeBack() {
+	m.t.Helper()
+	files, err := filepath.Glob(m.file("lent", "*"))
+	for _, file := range files {
+		err = errors.Join(err, os.Remove(file))
+	}
+	if err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// A hosted node has a program that no job has brought, because margay run lends it. Ranks cannot
+// change it. When it is taken back, those that run keep it, and later jobs bring it.
+func TestLent(t *testing.T) {
+	m := use(t, "hosted")
+	shell := filepath.Join(t.TempDir(), "shell") // which no node has
+	text, err := os.ReadFile("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = append(text, m.name...)
+	if err := os.WriteFile(shell, text, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const script = `while read -r line; do echo "$line"; done </proc/self/mountinfo; (echo x >>"$0") 2>/dev/null && echo written; echo ready; read -r go; "$0" -c "echo again"`
+	shared := func(out string) bool {
+		return strings.Contains(out, fmt.Sprintf("/lent/%x %s ro,", sha256.Sum256(text), shell))
+	}
+	in, line, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	defer line.Close()
+	c := start(t, func(cmd *exec.Cmd) { cmd.Stdin = in }, "-m", m.name, "run", "-v", "-n", "2", "--ppn", "1", "--stdin", "all", shell, "-c", script, shell)
+	eventually(t, "ranks that are ready", func() bool { return strings.Count(c.stdout.String(), "ready\n") == 2 }, c.stdout.String)
+	if out, err := c.stdout.String(), c.stderr.String(); !shared(out) || strings.Contains(out, "written") || !strings.Contains(err, "its nodes have loaded all files") {
+		t.Errorf("it is not lent, or can be changed:\n%s%s", out, err)
+	}
+	m.takeBack()
+	if _, err := line.WriteString("go\n"); err != nil {
+		t.Fatal(err)
+	}
+	if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "again\n") != 2 {
+		t.Errorf("when it was taken back: %v", r)
+	}
+	m.withoutLending()
+	if r := m.margay("run", "-n", "2", "--ppn", "1", shell, "-c", "echo brought"); r.code != 0 || strings.Count(r.stdout, "brought\n") != 2 {
+		t.Errorf("without lending: %v", r)
+	}
 }

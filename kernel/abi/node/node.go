@@ -68,6 +68,10 @@ const JobInit = "/sbin/margay-jobinit"
 // the root of the node's own processes, which no job sees.
 const Contents = "/run/margay/contents"
 
+// Lent is where a hosted node has the folder of its host mounted, read-only, into which margay run
+// puts contents of files (Config.Lent). No job sees it.
+const Lent = "/run/margay/lent"
+
 // HostRoot is where a hosted node has folders of its host mounted, read-only, for jobs that ask for
 // them (JobSpec.host_root of the control protocol): HostFolders, as far as the host has them. Where
 // the host has a link instead, so has the node.
@@ -130,6 +134,7 @@ type Config struct {
 	Console   Console  `json:"console,omitzero"`    // metal only: where its Linux sends its console as well
 	Cores     int      `json:"cores,omitempty"`     // hosted only: number of application cores
 	Memory    int64    `json:"memory,omitempty"`    // hosted only: bytes for jobs
+	Lent      *Lender  `json:"lent,omitempty"`      // hosted only: the user that lends files to jobs; nil: there is none
 	Contents  int64    `json:"contents,omitempty"`  // hosted only: most bytes of files that are kept for later jobs; 0: as many as Memory allows
 
 	AllCores    bool `json:"all_cores,omitempty"`    // core 0 is an application core, too
@@ -144,6 +149,13 @@ type Config struct {
 type Console struct {
 	Address string `json:"address"` // IPv4 address:port
 	MAC     string `json:"mac"`     // of its interface
+}
+
+// Lender is a user of a hosted node's host whose jobs get contents of files from a folder there.
+// Each file in it is named by the digest of its content, and no other user can write to it.
+type Lender struct {
+	User   uint32 `json:"user"`
+	Folder string `json:"folder"`
 }
 
 // Extension is an extension that a node inserts when it boots. It is trusted, as the whole image

@@ -20,10 +20,10 @@ import (
 // content must be copied, because the store has given it up by now, or is mounted nowhere.
 func (d *folder) share(f *os.File, digest archive.Digest) (shared bool, err error) {
 	held := d.held[digest]
-	if held == nil || d.mounted == "" {
+	if held.File == nil || held.mounted == "" {
 		return false, nil
 	}
-	code, err := cloneMount(unix.AT_FDCWD, filepath.Join(d.mounted, digest.String()), unix.AT_SYMLINK_NOFOLLOW)
+	code, err := cloneMount(unix.AT_FDCWD, filepath.Join(held.mounted, digest.String()), unix.AT_SYMLINK_NOFOLLOW)
 	if err != nil {
 		return false, nil
 	}

@@ -83,8 +83,7 @@ type initProcess struct {
 	first *link.Message // received by awaitJob; nil when it is handled
 
 	brought   brought
-	held      map[archive.Digest]*os.File // that the node had already; closed when all files are unpacked
-	mounted   string                      // the folder where the node has them; empty: nowhere
+	held      map[archive.Digest]heldFile // that the node had already; closed when all files are unpacked
 	unpacking *io.PipeWriter              // nil when no archive is being unpacked
 	unpacked  chan error
 }
@@ -110,7 +109,7 @@ func Main(words ...string) error {
 		pids:      make(map[int]*rank),
 		debuggers: make(map[id.Rank]*debugger),
 		servers:   make(map[int]*debugger),
-		held:      make(map[archive.Digest]*os.File),
+		held:      make(map[archive.Digest]heldFile),
 
 		reading: make(chan struct{}, 1),
 	}
@@ -272,12 +271,11 @@ func (in *initProcess) hold(m *link.Message) error {
 		return fmt.Errorf("job init: %d digests with %d files", len(b.Digests), len(m.Files))
 	}
 	for i, digest := range b.Digests {
-		if in.held[digest] != nil {
-			in.held[digest].Close()
+		if had, is := in.held[digest]; is {
+			had.Close()
 		}
-		in.held[digest] = m.Files[i]
+		in.held[digest] = heldFile{m.Files[i], b.Folder}
 	}
-	in.mounted = b.Folder
 	m.Files = nil
 	return nil
 }
@@ -289,7 +287,7 @@ func (in *initProcess) unpackPiece(data []byte) error {
 		r, w := io.Pipe()
 		in.unpacking, in.unpacked = w, make(chan error, 1)
 		go func() {
-			err := unpack(r, unpacker{spec: in.spec, brought: &in.brought, held: in.held, mounted: in.mounted, added: in.tellContent})
+			err := unpack(r, unpacker{spec: in.spec, brought: &in.brought, held: in.held, added: in.tellContent})
 			r.CloseWithError(io.ErrClosedPipe)
 			in.unpacked <- err
 		}()

@@ -29,9 +29,14 @@ const copyPiece = 32 << 10
 type unpacker struct {
 	spec    task.Spec
 	brought *brought
-	held    map[archive.Digest]*os.File             // contents that the archive need not have
-	mounted string                                  // the folder where the node has them; empty: nowhere
+	held    map[archive.Digest]heldFile             // contents that the archive need not have
 	added   func(digest archive.Digest, f *os.File) // receives each file with a digest that the archive had
+}
+
+// heldFile is a file of the node.
+type heldFile struct {
+	*os.File
+	mounted string // the folder where the node has it under the name of its digest; empty: nowhere
 }
 
 // entriesOf returns the tar archive in r, which may be compressed by zstd, and a function that ends
@@ -164,7 +169,7 @@ func (d *folder) unpackFile(name string, mode fs.FileMode, h *tar.Header, r io.R
 		}
 	}
 	if isHeld {
-		err = copyHeld(f, d.held[c.digest])
+		err = copyHeld(f, d.held[c.digest].File)
 	} else {
 		if d.buf == nil {
 			d.buf = make([]byte, copyPiece)

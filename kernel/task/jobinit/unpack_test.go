@@ -89,7 +89,7 @@ func TestUnpackContents(t *testing.T) {
 	var added []string
 	into := folder{root: root, unpacker: unpacker{
 		spec: task.Spec{UID: os.Getuid(), GID: os.Getgid()}, brought: new(brought),
-		held: map[archive.Digest]*os.File{digest: held},
+		held: map[archive.Digest]heldFile{digest: {File: held}},
 		added: func(d archive.Digest, f *os.File) {
 			data, err := io.ReadAll(f)
 			if err != nil || string(data) != "new" {

@@ -359,6 +359,9 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if dir, err := cache.Dir(); err == nil { // without it, each job computes them
 		files.Digests = filepath.Join(dir, "digests")
 	}
+	if d, err := a.Dir(); err == nil && !a.Remote() {
+		files.Lent = d.Lent()
+	}
 	lent, err := f.lendHost(ctx, a, asked, files)
 	if err != nil {
 		return fmt.Errorf("run: --root host: %w", err)
