@@ -51,6 +51,7 @@ func TestThousandNodes(t *testing.T) {
 	t.Logf("%d nodes are up after %v", nodes, time.Since(begun).Round(100*time.Millisecond))
 	probe := build(t, m.dir, "probe")
 	m.everyRank(nodes, probe)
+	m.everyRank(nodes, enlarged(t, m.dir, probe, rng))
 
 	storm := &storm{machine: m, probe: probe, killed: make(map[string]int)}
 	over := make(chan struct{})
@@ -95,6 +96,24 @@ func TestThousandNodes(t *testing.T) {
 	if mounts, err := os.ReadFile("/proc/self/mounts"); err != nil || strings.Contains(string(mounts), m.dir) {
 		t.Errorf("mounts of the machine are left, or %v:\n%s", err, mounts)
 	}
+}
+
+// enlarged returns a copy of a program with so many random bytes that it has 8 MiB, as the largest
+// program that Cplant's authors started on 1,010 nodes.
+func enlarged(t *testing.T, dir, program string, rng *rand.Rand) string {
+	t.Helper()
+	text, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for len(text) < 8<<20 {
+		text = append(text, byte(rng.Uint32()))
+	}
+	large := filepath.Join(dir, "large")
+	if err := os.WriteFile(large, text, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return large
 }
 
 // everyRank runs a rank on each node.
