@@ -128,7 +128,7 @@ func (h *hosted) start(node id.Node, term uint32) (int, <-chan exit, error) {
 func (h *hosted) writeConfig(number id.Node, term uint32) error {
 	config := h.spec.bootConfig(number, term, h.cert)
 	config.Contents = contentsOf(h.room, max(h.spec.Nodes, int(number)+1))
-	config.Lent = &node.Lender{User: uint32(os.Getuid()), Folder: folder.Dir(h.dir).Lent()}
+	config.Lent = &node.Lender{User: h.spec.Owner, Folder: folder.Dir(h.dir).Lent()}
 	text, err := config.Encode()
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"testing"
 
@@ -42,12 +43,18 @@ func TestContentsOfHost(t *testing.T) {
 		number id.Node
 		want   int64
 	}{{4, 0, 24 * gib / 16}, {1000, 0, 24 * gib / 4000}, {1000, 999, 24 * gib / 4000}, {4, 999, 24 * gib / 4000}} {
-		h := &hosted{dir: Dir(t.TempDir()), room: 24 * gib, spec: Spec{Name: "m", Substrate: node.Hosted, Nodes: c.nodes, Cores: 1, MemoryMiB: 512, Secret: "s"}, cert: []byte("c")}
+		h := &hosted{dir: Dir(t.TempDir()), room: 24 * gib, cert: []byte("c"), spec: Spec{
+			Name: "m", Substrate: node.Hosted, Nodes: c.nodes, Cores: 1, MemoryMiB: 512, Secret: "s", Owner: 1001,
+		}}
 		if err := h.writeConfig(c.number, 1); err != nil {
 			t.Fatal(err)
 		}
-		if config, err := node.Read(h.dir.nodeFile(c.number)); err != nil || config.Contents != c.want {
+		config, err := node.Read(h.dir.nodeFile(c.number))
+		if err != nil || config.Contents != c.want {
 			t.Errorf("node %d of %d may keep %d bytes, not %d: %v", c.number, c.nodes, config.Contents, c.want, err)
+		}
+		if lent := (node.Lender{User: 1001, Folder: filepath.Join(string(h.dir), "lent")}); config.Lent == nil || *config.Lent != lent {
+			t.Errorf("files are lent by %+v, not %+v", config.Lent, lent)
 		}
 	}
 }

@@ -187,7 +187,7 @@ func prepare(ctx context.Context, d Dir, o *UpOptions) error {
 	if err := authority.Save(d.keyFile()); err != nil {
 		return err
 	}
-	o.Spec.Secret = trust.NewToken()
+	o.Spec.Owner, o.Spec.Secret = uint32(os.Getuid()), trust.NewToken()
 	o.Spec.keepHistory(o.Told)
 	if err := checkDoor(o.Spec.Door); err != nil {
 		return err

@@ -142,7 +142,9 @@ func TestOrdinaryUser(t *testing.T) {
 			if kept != (name == "a relative folder") {
 				t.Errorf("a history is kept %v: %v", kept, r)
 			}
-			if r := start(t, change, "run", "-n", "2", filepath.Join(home, "hello-c")).wait(); r.code != 0 || strings.Count(r.stdout, "hello from rank") != 2 {
+			// The first job finds its program on the nodes: it is lent.
+			r = start(t, change, "run", "-v", "-n", "2", filepath.Join(home, "hello-c")).wait()
+			if r.code != 0 || strings.Count(r.stdout, "hello from rank") != 2 || !strings.Contains(r.stderr, "its nodes have loaded all files") {
 				t.Error(r)
 			}
 			r = start(t, change, "run", filepath.Join(home, "attacker"), "system", "10.66.0.1:7117", "10.66.1.0:7118").wait()
