@@ -68,7 +68,11 @@ func (n *Node) openContents(root *os.File) {
 // giveContents passes the contents of a job that the node has to the job's init, and returns the
 // indexes of the others.
 func (n *Node) giveContents(s JobSpec) (lacking []int, err error) {
-	lent, others := split(s.Contents, n.lent().Open(s.UserID, s.Contents))
+	var lent found
+	others := s.Contents
+	if lender := n.config.Boot.Lent; lender != nil && lender.User == s.UserID {
+		lent, others = split(others, content.OpenLent(node.Lent, others))
+	}
 	defer rights.Close(lent.files)
 	var kept found
 	var held content.Holding
@@ -90,14 +94,6 @@ func (n *Node) giveContents(s JobSpec) (lacking []int, err error) {
 		}
 	}
 	return lacking, errors.Join(j.container.Give(node.Lent, lent.digests, lent.files), j.container.Give(folder, kept.digests, kept.files))
-}
-
-// lent returns the folder with what margay run lends, if the node has one.
-func (n *Node) lent() content.Lent {
-	if lender := n.config.Boot.Lent; lender != nil {
-		return content.Lent{User: lender.User, Folder: node.Lent}
-	}
-	return content.Lent{}
 }
 
 // found is open files with the digests of their contents.

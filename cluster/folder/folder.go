@@ -27,7 +27,8 @@ const (
 	MarkerText = "This folder belongs to a machine. margay machine up made it, margay machine down removes it.\n"
 )
 
-// The names of files in a machine's folder: of the lock, which names the holder, and of the spec.
+// The names of files in a machine's folder: of the lock, which names the holder, of the spec, and
+// of the folder with files that are lent.
 const (
 	LockName = "lock"
 	SpecName = "machine.json"

@@ -71,8 +71,8 @@ type Files struct {
 	// folder that only root and this user can change. Empty: there is none.
 	Digests string
 
-	// Lent is the folder of the machine for contents of files that its nodes find there (package
-	// lend). Empty, or without such a folder, they get copies.
+	// Lent is the folder of the machine for programs and libraries that its nodes find there
+	// (package lend). Empty, or without such a folder, they get copies.
 	Lent string
 
 	host     bool           // ranks see the folders of this host in which programs are: nothing in them goes along
@@ -409,24 +409,31 @@ func size(info fs.FileInfo) int64 {
 // too many. A file that cannot be read has none: Archive will say so.
 func (f *Files) Contents() (list [][]byte) {
 	digests := readDigests(f.Digests, time.Now())
-	lent, err := lend.Open(f.Lent)
-	if err == nil {
-		defer lent.Close()
-	}
 	for _, file := range f.named() {
 		digest, err := digests.of(file)
 		if err != nil {
 			continue
-		}
-		if lent != nil {
-			// Whatever prevents it costs copies on the nodes.
-			_ = lent.Offer(digest, file.Size, func() (io.ReadCloser, error) { return file.open() })
 		}
 		file.content = &content{digest: digest, index: len(list)}
 		list = append(list, digest[:])
 	}
 	digests.keep()
 	return list
+}
+
+// lend puts programs and libraries that digests name where nodes of this host find them. Whatever
+// prevents it costs copies on the nodes. Of other files jobs have copies in any case.
+func (f *Files) lend() {
+	folder, err := lend.Open(f.Lent)
+	if err != nil {
+		return
+	}
+	defer folder.Close()
+	for i := range f.List {
+		if file := &f.List[i]; file.Code && file.content != nil {
+			_ = folder.Offer(file.content.digest, file.Size, func() (io.ReadCloser, error) { return file.open() })
+		}
+	}
 }
 
 // named returns the files of the list that digests shall name. The digests of all are forgotten.
@@ -515,11 +522,12 @@ func (f *Files) Ahead() ([]byte, error) {
 	return packed.Bytes(), nil
 }
 
-// Pack returns Contents and Ahead as they are at its first call. After it the files are safe for
-// concurrent use.
+// Pack returns Contents and Ahead as they are at its first call, and puts programs and libraries
+// into Lent. After it the files are safe for concurrent use.
 func (f *Files) Pack() (contents [][]byte, ahead []byte, err error) {
 	f.packing.Do(func() {
 		f.contents = f.Contents()
+		f.lend()
 		f.ahead, f.unpacked = f.Ahead()
 	})
 	return f.contents, f.ahead, f.unpacked

@@ -271,6 +271,33 @@ func TestWith(t *testing.T) {
 	}
 }
 
+// Programs are put where nodes of this host find them, and other files are not.
+func TestLend(t *testing.T) {
+	dir, lent := t.TempDir(), t.TempDir()
+	if err := os.Chmod(lent, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	code := string(elfHeader(elf.EM_AARCH64, elf.ET_EXEC)) + strings.Repeat("x", archive.MinSize)
+	program := write(t, 0o700, code, dir, "program")
+	f, err := Collect(program, []string{write(t, 0o600, strings.Repeat("1", archive.MinSize), dir, "data")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Lent = lent
+	contents, _, err := f.Pack()
+	if err != nil || len(contents) != 2 {
+		t.Fatalf("%d contents, %v", len(contents), err)
+	}
+	files, err := os.ReadDir(lent)
+	if err != nil || len(files) != 1 || files[0].Name() != fmt.Sprintf("%x", sha256.Sum256([]byte(code))) {
+		t.Errorf("lent are %v, %v", files, err)
+	}
+	f.Lent = filepath.Join(lent, "none")
+	if f.lend(); len(f.contents) != 2 {
+		t.Error("without a folder there are no contents")
+	}
+}
+
 // Contents that no node lacks stay here, and so do files that are too small to be asked for.
 func TestContents(t *testing.T) {
 	dir := t.TempDir()

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/folder"
+	"margay/cluster/roster"
 	"margay/cluster/trust"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
@@ -62,7 +63,7 @@ func newHosted(s Spec, d Dir, a *trust.Authority) (*hosted, error) {
 	}
 	h := &hosted{spec: s, dir: d, cert: a.Certificate(), room: int64(host.Totalram) * int64(host.Unit), nodes: make(map[id.Node]*hostedNode)}
 	if err := os.Mkdir(folder.Dir(d).Lent(), 0o700); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the folder for files that are lent: %w", err)
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -127,7 +128,7 @@ func (h *hosted) start(node id.Node, term uint32) (int, <-chan exit, error) {
 
 func (h *hosted) writeConfig(number id.Node, term uint32) error {
 	config := h.spec.bootConfig(number, term, h.cert)
-	config.Contents = contentsOf(h.room, max(h.spec.Nodes, int(number)+1))
+	config.Contents = h.contentsOf(number)
 	config.Lent = &node.Lender{User: h.spec.Owner, Folder: folder.Dir(h.dir).Lent()}
 	text, err := config.Encode()
 	if err != nil {
@@ -139,13 +140,18 @@ func (h *hosted) writeConfig(number id.Node, term uint32) error {
 	return writeFile(h.dir.nodeFile(number), text)
 }
 
-// contentsShare is the divisor of this host's memory for the files that all of its nodes together
-// keep for later jobs.
+// contentsShare is the divisor of this host's memory for files that the nodes of a machine keep for
+// later jobs. Those that a machine has got since it was made take as much together.
 const contentsShare = 4
 
-// contentsOf returns how many bytes each of a number of nodes on a host with room bytes of memory
-// may keep of files for later jobs.
-func contentsOf(room int64, nodes int) int64 { return max(room/contentsShare/int64(nodes), 1) }
+// contentsOf returns how many bytes of files a node may keep for later jobs.
+func (h *hosted) contentsOf(number id.Node) int64 {
+	nodes := h.spec.Nodes
+	if int(number) >= nodes { // the last number is not known
+		nodes = roster.Most
+	}
+	return max(h.room/contentsShare/int64(nodes), 1)
+}
 
 // spawn starts the PID 1 of a node, which waits for its network card.
 func (h *hosted) spawn(number id.Node, log *console.Log) (*hostedNode, error) {

@@ -47,7 +47,7 @@ type Spec struct {
 	Name      string `json:"name"`
 	Substrate string `json:"substrate"` // node.Virtual, node.Hosted, node.Hosts or node.Metal
 	Nodes     int    `json:"nodes"`     // at first (Dir.ReadRoster)
-	Owner     uint32 `json:"owner"`     // whose processes it is, as the host counts users; the holder may be in a user namespace
+	Owner     uint32 `json:"owner"`     // its user, by the number on the host; in the user namespace of a holder os.Getuid is 0
 	Cores     int    `json:"cores"`     // for applications, on each node; 0, with node.Hosts and node.Metal only: all that its host gives but one
 
 	Metal MetalSpec `json:"metal,omitzero"`

@@ -11,6 +11,9 @@
 // content only if its client knows the digest, and a job of the same user has brought the content.
 // So a user cannot guess which files the jobs of other users have.
 //
+// Hosted nodes also see files that a user of their host lends to its own jobs (OpenLent). They are
+// not in the store.
+//
 // Locks, outermost first: Store.adding (held while a file is added), Store.mu.
 package content
 

@@ -55,7 +55,7 @@ type Loader struct {
 	node    Node
 	drivers []node.Driver
 	needed  [][]Device      // by the drivers: what they were loaded for
-	seen    map[string]bool // devices, by their bus and name
+	seen    map[Device]bool // at the last look, but for whether a driver had them
 	loaded  map[string]bool // modules, by their path
 	unused  map[string]bool // network cards that an error was about, by their bus and name
 }
@@ -64,14 +64,14 @@ type Loader struct {
 func NewLoader(n Node, drivers []node.Driver) *Loader {
 	return &Loader{
 		node: n, drivers: drivers, needed: make([][]Device, len(drivers)),
-		seen: make(map[string]bool), loaded: make(map[string]bool), unused: make(map[string]bool),
+		loaded: make(map[string]bool), unused: make(map[string]bool),
 	}
 }
 
-// Look loads the drivers that a device of the node needs and that no look has loaded, each after
-// what it needs itself, and returns them in the order in which they were loaded. It goes on after a
+// Look loads the drivers that a device needs which was not there at the last look, each after what
+// it needs itself, and returns them in the order in which they were loaded. It goes on after a
 // driver that cannot be loaded, and returns all errors; an Ethernet card that no driver has in the
-// end is one of them, once. It lists the devices at most once more than there are drivers.
+// end is one of them, once.
 func (l *Loader) Look() (uses []Use, err error) {
 	var errs []error
 	var order []int // of the drivers that were loaded
@@ -80,7 +80,7 @@ func (l *Loader) Look() (uses []Use, err error) {
 		if err != nil {
 			return l.uses(order), errors.Join(append(errs, err)...)
 		}
-		fresh := slices.DeleteFunc(slices.Clone(devices), func(d Device) bool { return l.seen[d.String()] })
+		fresh := l.fresh(devices)
 		more := false
 		for i, d := range l.drivers {
 			before := len(l.needed[i])
@@ -89,25 +89,40 @@ func (l *Loader) Look() (uses []Use, err error) {
 					l.needed[i] = append(l.needed[i], device)
 				}
 			}
-			if before > 0 || len(l.needed[i]) == 0 {
+			if len(l.needed[i]) == before || l.has(d) {
 				continue
 			}
 			more = true
 			for _, err := range l.insert(d) {
-				errs = append(errs, fmt.Errorf("driver %s for %v: %w", d.Name(), l.needed[i][0], err))
+				errs = append(errs, fmt.Errorf("driver %s for %v: %w", d.Name(), l.needed[i][before], err))
 			}
-			if l.loaded[d.Modules[len(d.Modules)-1]] {
+			if l.has(d) {
 				order = append(order, i)
 			}
-		}
-		for _, d := range fresh {
-			l.seen[d.String()] = true
 		}
 		if !more {
 			return l.uses(order), errors.Join(append(errs, l.idle(devices)...)...)
 		}
 	}
 }
+
+// fresh returns the devices that are not the ones of the last look, and remembers all. Another
+// device may have taken the name of one that is gone.
+func (l *Loader) fresh(devices []Device) (fresh []Device) {
+	before := l.seen
+	l.seen = make(map[Device]bool, len(devices))
+	for _, d := range devices {
+		same := d
+		same.Driven = false
+		if l.seen[same] = true; !before[same] {
+			fresh = append(fresh, d)
+		}
+	}
+	return fresh
+}
+
+// has reports whether a driver is loaded.
+func (l *Loader) has(d node.Driver) bool { return l.loaded[d.Modules[len(d.Modules)-1]] }
 
 func (l *Loader) uses(order []int) (all []Use) {
 	for _, i := range order {

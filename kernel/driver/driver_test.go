@@ -199,8 +199,9 @@ func TestLoadEnds(t *testing.T) {
 
 // Devices that appear later get their drivers at the next look. Nothing is loaded or said twice.
 func TestLookAgain(t *testing.T) {
-	const unknown = "pci:v00001234d00005678sv0sd0bc02sc00i00"
+	const unknown, realtek = "pci:v00001234d00005678sv0sd0bc02sc00i00", "pci:v000010ECd00008168sv0sd0bc02sc00i00"
 	p := play(t, "pci a "+intel+" driven", "pci b "+unknown)
+	p.fails["r8169"] = unix.ENOMEM
 	l := NewLoader(p.node(), of(table))
 	for i, c := range []struct{ appears, inserted, uses, err string }{
 		{"", "e1000e", "[e1000e for pci a]", "network card pci b (" + unknown + ") is not used: the node image has no driver for it"},
@@ -208,9 +209,17 @@ func TestLookAgain(t *testing.T) {
 		{"pci c " + intel + " driven", "e1000e", "[]", "<nil>"}, // Linux offers it to the driver that is there
 		{"virtio d virtio:d00000001v00001AF4", "e1000e failover virtio_net", "[virtio_net for virtio d]", "<nil>"},
 		{"pci e " + unknown, "e1000e failover virtio_net", "[]", "network card pci e (" + unknown + ") is not used: the node image has no driver for it"},
+		{"pci f " + realtek + " driven", "e1000e failover virtio_net mdio realtek", "[]", "driver r8169 for pci f: load r8169.ko: cannot allocate memory"},
+		{"", "e1000e failover virtio_net mdio realtek", "[]", "<nil>"},
+		// Another device with a driver that failed, and one in the place of another.
+		{"pci g " + realtek + " driven", "e1000e failover virtio_net mdio realtek r8169", "[r8169 for pci f, pci g]", "<nil>"},
+		{"pci b " + virtio + " driven", "e1000e failover virtio_net mdio realtek r8169 virtio_pci", "[virtio_pci for pci b]", "<nil>"},
 	} {
 		if c.appears != "" {
 			p.add(c.appears)
+		}
+		if i == 7 {
+			delete(p.fails, "r8169")
 		}
 		if uses, err := l.Look(); strings.Join(p.inserted, " ") != c.inserted || fmt.Sprint(uses) != c.uses || fmt.Sprint(err) != c.err {
 			t.Errorf("look %d: inserted %v, uses %v, %v", i, p.inserted, uses, err)

@@ -35,7 +35,7 @@ func (h Hosted) SetUp(log func(format string, args ...any)) (node.Config, error)
 	if err != nil {
 		return config, err
 	}
-	if err := h.makeRoot(config.Lent, log); err != nil {
+	if err := h.makeRoot(&config, log); err != nil {
 		return config, err
 	}
 	text, err := config.Encode()
@@ -68,7 +68,9 @@ func (h Hosted) watchLifeline() {
 	os.Exit(1)
 }
 
-func (h Hosted) makeRoot(lent *node.Lender, log func(format string, args ...any)) (err error) {
+// makeRoot makes the root of the node. It takes the lender out of the configuration if this host
+// does not let the node have its folder.
+func (h Hosted) makeRoot(config *node.Config, log func(format string, args ...any)) (err error) {
 	if h.Root == "" {
 		folder, err := makeMountPoint()
 		if err != nil {
@@ -105,9 +107,10 @@ func (h Hosted) makeRoot(lent *node.Lender, log func(format string, args ...any)
 	if err := bindHost(filepath.Join(h.Root, node.HostRoot)); err != nil {
 		log("jobs cannot have the files of this host (--root host): %v", err)
 	}
-	if lent != nil {
-		if err := bindLent(lent.Folder, filepath.Join(h.Root, node.Lent)); err != nil {
-			log("nodes get copies of the files of all jobs: %v", err)
+	if config.Lent != nil {
+		if err := bindFolder(config.Lent.Folder, filepath.Join(h.Root, node.Lent)); err != nil {
+			log("jobs bring all files, as margay run cannot lend them: %v", err)
+			config.Lent = nil
 		}
 	}
 	proc := filepath.Join(h.Root, "proc")
@@ -195,26 +198,10 @@ func bindHost(path string) (err error) {
 	return nil
 }
 
-// bindLent binds the folder with the contents that margay run lends, unless programs there cannot
-// be executed.
-func bindLent(source, target string) error {
-	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
-		return err
-	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(source, &st); err != nil {
-		return fmt.Errorf("look at %s: %w", source, err)
-	}
-	if st.Flags&unix.ST_NOEXEC != 0 {
-		return fmt.Errorf("%s is on a file system without programs (noexec)", source)
-	}
-	return bindFolder(source, target)
-}
-
 // bindFolder binds a folder with all that is mounted in it. Mounts of the host's that are missing
 // would show what they hide.
 func bindFolder(source, target string) error {
-	if err := os.Mkdir(target, 0o755); err != nil {
+	if err := os.MkdirAll(target, 0o755); err != nil {
 		return err
 	}
 	if err := unix.Mount(source, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
@@ -222,7 +209,7 @@ func bindFolder(source, target string) error {
 	}
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
 	if err := unix.MountSetattr(unix.AT_FDCWD, target, unix.AT_RECURSIVE, &attr); err != nil {
-		return fmt.Errorf("make the mount of %s read-only: %w", source, err)
+		return errors.Join(fmt.Errorf("make the mount of %s read-only: %w", source, err), unix.Unmount(target, unix.MNT_DETACH))
 	}
 	return nil
 }

@@ -309,8 +309,11 @@ func lookForDevices(list string, n driver.Node, log func(format string, args ...
 		if err != nil {
 			none = "see the errors"
 		}
-		if first || len(uses) > 0 {
+		switch {
+		case first:
 			log("loaded %d of %d drivers: %s", len(uses), len(drivers), cmp.Or(strings.Join(said, "; "), none))
+		case len(uses) > 0:
+			log("loaded further drivers: %s", strings.Join(said, "; "))
 		}
 		if err != nil {
 			log("%v", err)

@@ -304,7 +304,7 @@ func TestDrivers(t *testing.T) {
 	}
 	for _, c := range []struct{ text, said, later, err string }{
 		{"/a.ko\n\tpci:a\n/bad.ko\n\tpci:b\n/c.ko\n\tpci:c\n", "loaded 1 of 3 drivers: a for pci 0\ndriver bad for pci 1: load bad.ko: exec format error\n",
-			"loaded 1 of 3 drivers: c for pci 2\n", "<nil>"},
+			"loaded further drivers: c for pci 2\n", "<nil>"},
 		{"/d.ko\n\tpci:d\n", "loaded 0 of 1 drivers: no device needs one\n", "", "<nil>"},
 		{"nonsense", "", "", "drivers: the file is truncated"},
 	} {

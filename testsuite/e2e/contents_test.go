@@ -78,8 +78,8 @@ func TestCodeIsShared(t *testing.T) {
 	})
 }
 
-// withoutLending has margay run lend nothing to hosted nodes until the test ends, and takes back
-// all that is lent.
+// withoutLending has margay run lend nothing to hosted nodes until the test ends, as in a folder
+// that others can see (lend.Open), and takes back all that is lent.
 func (m *machine) withoutLending() {
 	m.t.Helper()
 	lent := m.file("lent")
@@ -121,7 +121,7 @@ func TestLent(t *testing.T) {
 	}
 	const script = `while read -r line; do echo "$line"; done </proc/self/mountinfo; (echo x >>"$0") 2>/dev/null && echo written; echo ready; read -r go; "$0" -c "echo again"`
 	shared := func(out string) bool {
-		return strings.Contains(out, fmt.Sprintf("/lent/%x %s ro,", sha256.Sum256(text), shell))
+		return strings.Count(out, fmt.Sprintf("/lent/%x %s ro,", sha256.Sum256(text), shell)) == 2
 	}
 	in, line, err := os.Pipe()
 	if err != nil {
@@ -142,7 +142,8 @@ func TestLent(t *testing.T) {
 		t.Errorf("when it was taken back: %v", r)
 	}
 	m.withoutLending()
-	if r := m.margay("run", "-n", "2", "--ppn", "1", shell, "-c", "echo brought"); r.code != 0 || strings.Count(r.stdout, "brought\n") != 2 {
+	r := m.margay("run", "-v", "-n", "2", "--ppn", "1", shell, "-c", "echo brought")
+	if r.code != 0 || strings.Count(r.stdout, "brought\n") != 2 || strings.Contains(r.stderr, "its nodes have loaded all files") {
 		t.Errorf("without lending: %v", r)
 	}
 }

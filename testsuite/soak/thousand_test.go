@@ -40,9 +40,9 @@ const nodesEach = 32
 const usualNodes = 250
 
 // A machine of MARGAY_NODES hosted nodes, by default nodesEach for each processor and at most
-// usualNodes, runs jobs while MARGAY_KILLS nodes, node kernels and serves are
-// killed at random. Each job ends well, or because of the end of a node; no line is lost or
-// doubled, no job hangs and no core is kept. Nothing is left of the machine.
+// usualNodes, runs a program of 8 MiB on each, and then jobs while MARGAY_KILLS nodes, node kernels
+// and serves are killed at random. Each job ends well, or because of the end of a node; no line is
+// lost or doubled, no job hangs and no core is kept. Nothing is left of the machine.
 func TestThousandNodes(t *testing.T) {
 	rng := random(t)
 	nodes, kills := environment(t, "MARGAY_NODES", min(usualNodes, nodesEach*runtime.NumCPU())), environment(t, "MARGAY_KILLS", 100)
@@ -98,8 +98,7 @@ func TestThousandNodes(t *testing.T) {
 	}
 }
 
-// enlarged returns a copy of a program with so many random bytes that it has 8 MiB, as the largest
-// program that Cplant's authors started on 1,010 nodes.
+// enlarged returns a copy of a program with so many random bytes that it has 8 MiB.
 func enlarged(t *testing.T, dir, program string, rng *rand.Rand) string {
 	t.Helper()
 	text, err := os.ReadFile(program)

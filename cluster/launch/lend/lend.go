@@ -1,14 +1,14 @@
-// Package lend puts contents of jobs' files into a folder that the hosted nodes of a machine see
-// (node.Lent). So the files of a program travel to no node, and no node keeps a copy: all jobs of
-// the host execute the same pages of memory.
+// Package lend puts programs and libraries of jobs into a folder that the hosted nodes of a machine
+// see (node.Lent). So they travel to no node, and no node keeps a copy: all jobs of the host
+// execute the same pages of memory.
 //
 // The folder belongs to the owner of the machine, whose margay run is the only one that writes to
-// it, and only the owner's jobs get files from it. Each file is named by the digest of its content
-// (archive.Digest). A content may vanish at any time: then nodes ask for it as without the folder.
+// it, and only the owner's jobs get files from there. Each file is named by the digest of its
+// content (archive.Digest). A content may vanish at any time: then nodes ask for it as without the
+// folder.
 package lend
 
 import (
-	"cmp"
 	"crypto/rand"
 	"crypto/sha256"
 	"errors"
@@ -18,6 +18,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,56 +26,83 @@ import (
 	"margay/kernel/abi/archive"
 )
 
-// Most bounds the contents, in bytes. They take no more than a quarter of what the file system has
-// left without them either, since it may be in memory.
+// Most bounds the contents, in bytes. They take no more than a quarter of the room that the file
+// system has without them either, since it may be in memory.
 const Most = archive.MaxSize
 
 const (
-	mode      = 0o555     // of each file: a job may read and execute it
-	partial   = "partial" // begins the names of files that are not complete
-	abandoned = time.Hour // after which such a file has no process that completes it
-	recent    = time.Minute
+	mode    = 0o555     // of each file: a job may read and execute it
+	partial = "partial" // begins the names of files that are not complete
+
+	// A content that was offered as recently as this is not removed: a launch may need it.
+	recent = time.Minute
+	// How old the time of the last offer may become before it is noted.
+	noted = 10 * time.Second
+
+	patience = 2 * time.Second      // for the process that changes the folder
+	pause    = 5 * time.Millisecond // between two tries
 )
 
-// Folder is such a folder. It is safe for concurrent use, also by several processes.
+// Folder is such a folder. Several processes may use it at the same time.
 type Folder struct{ root *os.Root }
 
-// Open opens the folder at a path. It refuses one that others than this user can see. The error is
-// fs.ErrNotExist if there is none.
+// Open opens the folder at a path. It refuses one that others than this user can see, and one on a
+// file system without programs (noexec). The error is fs.ErrNotExist if there is none.
 func Open(path string) (*Folder, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, fmt.Errorf("lend: %w", err)
 	}
-	var st unix.Stat_t
-	dir, err := root.Open(".")
-	if err == nil {
-		err = unix.Fstat(int(dir.Fd()), &st)
-		dir.Close()
-	}
-	if err == nil && (int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0) {
-		err = errors.New("it is not for this user alone")
-	}
-	if err != nil {
+	f := &Folder{root}
+	if err := f.check(); err != nil {
 		root.Close()
 		return nil, fmt.Errorf("lend: %s: %w", path, err)
 	}
-	return &Folder{root}, nil
+	return f, nil
+}
+
+func (f *Folder) check() error {
+	info, err := f.root.Stat(".")
+	if err != nil {
+		return err
+	}
+	if owner := info.Sys().(*syscall.Stat_t).Uid; int(owner) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
+		return errors.New("it is not for this user alone")
+	}
+	system, err := f.system()
+	if err == nil && system.Flags&unix.ST_NOEXEC != 0 {
+		err = errors.New("its file system has no programs (noexec)")
+	}
+	return err
+}
+
+// system returns the state of the file system.
+func (f *Folder) system() (st unix.Statfs_t, err error) {
+	dir, err := f.root.Open(".")
+	if err != nil {
+		return st, err
+	}
+	defer dir.Close()
+	return st, unix.Fstatfs(int(dir.Fd()), &st)
 }
 
 // Close closes the folder.
 func (f *Folder) Close() error { return f.root.Close() }
 
 // Offer puts a content of size bytes into the folder, unless it is there. It makes room by removing
-// those that were offered least recently. open opens the file that should have the content; Offer
+// contents that were not offered recently. open opens the file that should have the content; Offer
 // checks that it has.
 func (f *Folder) Offer(digest archive.Digest, size int64, open func() (io.ReadCloser, error)) error {
-	name := digest.String()
-	if info, err := f.root.Lstat(name); err == nil && info.Mode().IsRegular() && info.Size() == size {
-		if now := time.Now(); now.Sub(info.ModTime()) > recent {
-			return f.root.Chtimes(name, now, now)
-		}
-		return nil
+	if there, err := f.has(digest, size); there || err != nil {
+		return err
+	}
+	release, err := f.lock()
+	if err != nil {
+		return err
+	}
+	defer release()
+	if there, err := f.has(digest, size); there || err != nil { // another process has put it there
+		return err
 	}
 	if err := f.makeRoom(size); err != nil {
 		return err
@@ -91,12 +119,48 @@ func (f *Folder) Offer(digest archive.Digest, size int64, open func() (io.ReadCl
 	}
 	err = errors.Join(fill(out, in, digest, size), out.Chmod(mode), out.Close())
 	if err == nil {
-		err = f.root.Rename(temporary, name)
+		err = f.root.Rename(temporary, digest.String())
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("lend %s: %w", name, err), f.root.Remove(temporary))
+		return errors.Join(fmt.Errorf("lend %v: %w", digest, err), f.root.Remove(temporary))
 	}
 	return nil
+}
+
+// has reports whether a content is there, and notes that it was offered.
+func (f *Folder) has(digest archive.Digest, size int64) (there bool, err error) {
+	info, err := f.root.Lstat(digest.String())
+	if err != nil || !info.Mode().IsRegular() || info.Size() != size {
+		return false, nil
+	}
+	if now := time.Now(); now.Sub(info.ModTime()) > noted {
+		err = f.root.Chtimes(digest.String(), now, now)
+	}
+	return err == nil, err
+}
+
+// errBusy reports that another process changes the folder, or is stopped while it does.
+var errBusy = errors.New("lend: another process changes the folder")
+
+// lock lets no other process change the folder until release is called.
+func (f *Folder) lock() (release func(), err error) {
+	dir, err := f.root.Open(".")
+	if err != nil {
+		return nil, fmt.Errorf("lend: %w", err)
+	}
+	for begun := time.Now(); ; time.Sleep(pause) {
+		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { dir.Close() }, nil
+		}
+		if err == unix.EWOULDBLOCK && time.Since(begun) > patience {
+			err = errBusy
+		}
+		if err != unix.EWOULDBLOCK && err != unix.EINTR {
+			dir.Close()
+			return nil, fmt.Errorf("lend: %w", err)
+		}
+	}
 }
 
 // fill copies a content and checks it.
@@ -112,18 +176,25 @@ func fill(out io.Writer, in io.Reader, digest archive.Digest, size int64) error 
 // errNoRoom reports a content that is too large.
 var errNoRoom = errors.New("lend: there is no room for it")
 
-// makeRoom removes contents until there is room for size bytes, and files that killed processes
-// have left.
+// makeRoom removes contents until there is room for size bytes, the oldest first; none, if that
+// would not suffice. The caller holds the lock.
 func (f *Folder) makeRoom(size int64) error {
-	contents, taken, err := f.list()
+	contents, err := f.list()
 	if err != nil {
 		return err
+	}
+	var taken, recently int64 // bytes
+	for _, c := range contents {
+		taken += c.Size()
+		if time.Since(c.ModTime()) < recent {
+			recently += c.Size()
+		}
 	}
 	budget, err := f.budget(taken)
 	if err != nil {
 		return err
 	}
-	if size > budget {
+	if recently+size > budget {
 		return errNoRoom
 	}
 	slices.SortFunc(contents, func(a, b fs.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
@@ -131,7 +202,7 @@ func (f *Folder) makeRoom(size int64) error {
 		if taken+size <= budget {
 			break
 		}
-		if err := f.root.Remove(c.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := f.root.Remove(c.Name()); err != nil {
 			return fmt.Errorf("lend: %w", err)
 		}
 		taken -= c.Size()
@@ -139,49 +210,40 @@ func (f *Folder) makeRoom(size int64) error {
 	return nil
 }
 
-// list returns the contents, and how many bytes they take with files that are not complete. It
-// removes abandoned ones.
-func (f *Folder) list() (contents []fs.FileInfo, taken int64, err error) {
+// list returns the contents. It removes files that a killed process has not completed: one that
+// lives has the lock.
+func (f *Folder) list() (contents []fs.FileInfo, err error) {
 	dir, err := f.root.Open(".")
 	if err != nil {
-		return nil, 0, fmt.Errorf("lend: %w", err)
+		return nil, fmt.Errorf("lend: %w", err)
 	}
 	defer dir.Close()
 	entries, err := dir.ReadDir(-1)
 	if err != nil {
-		return nil, 0, fmt.Errorf("lend: %w", err)
+		return nil, fmt.Errorf("lend: %w", err)
 	}
 	for _, e := range entries {
-		info, err := e.Info()
-		if err != nil || !info.Mode().IsRegular() {
-			continue // it is gone, or not ours
+		if strings.HasPrefix(e.Name(), partial) {
+			if err := f.root.Remove(e.Name()); err != nil {
+				return nil, fmt.Errorf("lend: %w", err)
+			}
+			continue
 		}
-		_, err = archive.Parse(e.Name())
-		switch {
-		case err == nil:
+		_, foreign := archive.Parse(e.Name())
+		if info, err := e.Info(); err == nil && foreign == nil && info.Mode().IsRegular() {
 			contents = append(contents, info)
-		case !strings.HasPrefix(e.Name(), partial):
-			continue
-		case time.Since(info.ModTime()) > abandoned:
-			_ = f.root.Remove(e.Name()) // another process may do the same
-			continue
 		}
-		taken += info.Size()
 	}
-	return contents, taken, nil
+	return contents, nil
 }
 
 // budget returns how many bytes contents may take, those included that take taken bytes now.
 func (f *Folder) budget(taken int64) (int64, error) {
-	dir, err := f.root.Open(".")
+	system, err := f.system()
 	if err != nil {
 		return 0, fmt.Errorf("lend: %w", err)
 	}
-	defer dir.Close()
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
-		return 0, fmt.Errorf("lend: %w", err)
-	}
-	left := int64(min(st.Bavail, 1<<40/uint64(cmp.Or(st.Bsize, 1)))) * st.Bsize
+	block := max(system.Bsize, 1)
+	left := int64(min(system.Bavail, 4*Most/uint64(block)+1)) * block // more makes no difference
 	return min(Most, (left+taken)/4), nil
 }

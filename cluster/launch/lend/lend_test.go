@@ -8,7 +8,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -82,8 +84,19 @@ func TestOffer(t *testing.T) {
 	}
 }
 
-// The content that was offered least recently makes room. A file that a killed process has left
-// goes after a while, and other files stay.
+// age makes a content as large and as old as it should be. Only its size matters: a file with a
+// hole takes no room on the disk.
+func age(t *testing.T, path, text string, size int64, age time.Duration) {
+	t.Helper()
+	name := filepath.Join(path, digestOf(text).String())
+	if err := errors.Join(os.Chmod(name, 0o700), os.Truncate(name, size), os.Chtimes(name, time.Time{}, time.Now().Add(-age))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The content that was offered least recently makes room, and none that a launch may need, nor any
+// if that would not suffice. A file that a killed process has left goes, and other files stay. The
+// file system of temporary files must have 1 GiB free.
 func TestMakeRoom(t *testing.T) {
 	f, path := open(t)
 	const each = Most / 4
@@ -91,29 +104,64 @@ func TestMakeRoom(t *testing.T) {
 		if _, err := offer(f, text, text); err != nil {
 			t.Fatal(err)
 		}
-		name := filepath.Join(path, digestOf(text).String())
-		// Only the sizes matter: a file with a hole takes no room on the disk.
-		if err := errors.Join(os.Chmod(name, 0o700), os.Truncate(name, each), os.Chtimes(name, time.Time{}, time.Now().Add(time.Duration(i-9)*time.Hour))); err != nil {
-			t.Fatal(err)
-		}
+		age(t, path, text, each, time.Duration(9-i)*time.Hour)
 	}
 	if err := f.Offer(digestOf("a"), each, nil); err != nil { // it is used again
 		t.Error(err)
 	}
-	for name, age := range map[string]time.Duration{partial + "old": 2 * time.Hour, partial + "new": 0, "other": 2 * time.Hour} {
-		p := filepath.Join(path, name)
-		if err := errors.Join(os.WriteFile(p, []byte("x"), 0o600), os.Chtimes(p, time.Time{}, time.Now().Add(-age))); err != nil {
+	for _, name := range []string{partial + "left", "other"} {
+		if err := os.WriteFile(filepath.Join(path, name), []byte("x"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := f.makeRoom(2*each - 1); err != nil {
+	there := func(want ...string) {
+		t.Helper()
+		for _, text := range []string{"a", "b", "c"} {
+			if _, err := os.Stat(filepath.Join(path, digestOf(text).String())); (err == nil) != slices.Contains(want, text) {
+				t.Errorf("content %s is there: %t", text, err == nil)
+			}
+		}
+	}
+	if err := f.makeRoom(3*each + 1); !errors.Is(err, errNoRoom) {
+		t.Errorf("room for more than all others: %v", err)
+	}
+	there("a", "b", "c")
+	if err := f.makeRoom(2 * each); err != nil {
 		t.Error(err)
 	}
-	for name, want := range map[string]bool{digestOf("a").String(): true, digestOf("b").String(): false, digestOf("c").String(): true,
-		partial + "old": false, partial + "new": true, "other": true} {
+	there("a", "c")
+	for name, want := range map[string]bool{partial + "left": false, "other": true} {
 		if _, err := os.Stat(filepath.Join(path, name)); (err == nil) != want {
 			t.Errorf("%s is there: %t", name, err == nil)
 		}
+	}
+}
+
+// A process that was stopped while it changed the folder holds no other one up for long, and
+// contents that are there are found without it.
+func TestBusy(t *testing.T) {
+	f, path := open(t)
+	if _, err := offer(f, "there", "there"); err != nil {
+		t.Fatal(err)
+	}
+	other, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	release, err := other.lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := offer(f, "there", "there"); err != nil {
+		t.Error(err)
+	}
+	if _, err := offer(f, "new", "new"); !errors.Is(err, errBusy) {
+		t.Errorf("a folder that is being changed: %v", err)
+	}
+	release()
+	if _, err := offer(f, "new", "new"); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -133,23 +181,45 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// Many offer the same at once. Each time it is there afterwards, whole.
+// Of many that offer the same at once, one reads it, and the file is not exchanged: nodes may have
+// it open.
 func TestTogether(t *testing.T) {
-	f, path := open(t)
+	_, path := open(t)
 	text := string(bytes.Repeat([]byte("text"), 100_000))
+	var read atomic.Int64
+	var mu sync.Mutex
+	var first fs.FileInfo
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			if _, err := offer(f, text, text); err != nil {
+			f, err := Open(path) // as another process does
+			if err != nil {
 				t.Error(err)
+				return
 			}
-			if got, err := os.ReadFile(filepath.Join(path, digestOf(text).String())); err != nil || string(got) != text {
-				t.Errorf("%d bytes, %v", len(got), err)
+			defer f.Close()
+			n, err := offer(f, text, text)
+			for errors.Is(err, errBusy) { // on a busy host
+				n, err = offer(f, text, text)
+			}
+			read.Add(int64(n))
+			info, serr := os.Stat(filepath.Join(path, digestOf(text).String()))
+			if err := errors.Join(err, serr); err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if first == nil {
+				first = info
+			}
+			if !os.SameFile(first, info) {
+				t.Error("the file was exchanged")
 			}
 		})
 	}
 	all.Wait()
-	if n := names(t, path); n != 1 {
-		t.Errorf("%d files", n)
+	if got, err := os.ReadFile(filepath.Join(path, digestOf(text).String())); err != nil || string(got) != text || read.Load() != 1 || names(t, path) != 1 {
+		t.Errorf("%d bytes, read %d times, %v", len(got), read.Load(), err)
 	}
 }

@@ -17,7 +17,7 @@ import (
 // rules in its first job and in later ones.
 
 // share mounts a content that the node has over f, a file without data. It reports false if the
-// content must be copied, because the store has given it up by now, or is mounted nowhere.
+// content must be copied, because it is no longer in its folder, or mounted nowhere.
 func (d *folder) share(f *os.File, digest archive.Digest) (shared bool, err error) {
 	held := d.held[digest]
 	if held.File == nil || held.mounted == "" {

@@ -33,7 +33,7 @@ type unpacker struct {
 	added   func(digest archive.Digest, f *os.File) // receives each file with a digest that the archive had
 }
 
-// heldFile is a file of the node.
+// heldFile is a content that the node has.
 type heldFile struct {
 	*os.File
 	mounted string // the folder where the node has it under the name of its digest; empty: nowhere

@@ -359,10 +359,10 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	if dir, err := cache.Dir(); err == nil { // without it, each job computes them
 		files.Digests = filepath.Join(dir, "digests")
 	}
-	if d, err := a.Dir(); err == nil && !a.Remote() {
+	if d, err := a.Dir(); err == nil { // the machine is this user's, on this host
 		files.Lent = d.Lent()
 	}
-	lent, err := f.lendHost(ctx, a, asked, files)
+	ofHost, err := f.lendHost(ctx, a, asked, files)
 	if err != nil {
 		return fmt.Errorf("run: --root host: %w", err)
 	}
@@ -384,7 +384,7 @@ func run(ctx context.Context, a *command.App, f Flags, parts []part) error {
 	for _, t := range out {
 		asked.Out = append(asked.Out, []byte(t.Path))
 	}
-	shared, err := f.shared(asked, lent)
+	shared, err := f.shared(asked, ofHost)
 	if err != nil {
 		return fmt.Errorf("run: --files %w", err)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/tools/margay/margaytest"
+	"margay/tools/margay/observe"
 )
 
 // mapOf returns what margay nodes --map prints of nodes.
@@ -54,6 +55,23 @@ jobs: a 7, b 3
 	for _, other := range []string{"json", "noise"} {
 		status, _, stderr := margaytest.Played(t, func(proto.Message) (proto.Message, error) { return &control.Nodes{}, nil }, "nodes", "--map", "--"+other)
 		margaytest.Wants(t, status, 125, stderr, "map", other)
+	}
+}
+
+// Each state but up has a sign of its own on the map.
+func TestSigns(t *testing.T) {
+	signs := observe.Signs()
+	for _, state := range observe.States() {
+		if sign, is := signs[state]; !is {
+			t.Errorf("state %s has no sign", state)
+		} else {
+			delete(signs, state)
+			for other, same := range signs {
+				if same == sign {
+					t.Errorf("%s and %s have the same sign", state, other)
+				}
+			}
+		}
 	}
 }
 
