@@ -36,30 +36,14 @@ func TestPluggedInAgain(t *testing.T) {
 	}
 }
 
-// hostedConfig returns the configuration of a node on a host with a memory of 24 GiB.
-func hostedConfig(t *testing.T, dir Dir, nodes int, number id.Node) node.Config {
-	t.Helper()
-	h := &hosted{dir: dir, room: 24 << 30, cert: []byte("c"), spec: Spec{
-		Name: "m", Substrate: node.Hosted, Nodes: nodes, Cores: 1, MemoryMiB: 512, Secret: "s", Owner: 1001,
-	}}
-	if err := h.writeConfig(number, 1); err != nil {
-		t.Fatal(err)
-	}
-	config, err := node.Read(h.dir.nodeFile(number))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return config
-}
-
 // All nodes of a host together keep half of its memory at most, and a quarter unless nodes come
 // later.
 func TestContentsOfHost(t *testing.T) {
-	dir := Dir(t.TempDir())
 	for _, nodes := range []int{1, 4, 999} {
+		h := &hosted{room: 24 << 30, spec: Spec{Nodes: nodes}}
 		var kept int64
 		for number := range id.Node(roster.Most) {
-			kept += hostedConfig(t, dir, nodes, number).Contents
+			kept += h.contentsOf(number)
 			if int(number) == nodes-1 && (kept > 6<<30 || kept < 6<<30-1000) {
 				t.Errorf("%d nodes keep %d bytes", nodes, kept)
 			}
@@ -70,12 +54,22 @@ func TestContentsOfHost(t *testing.T) {
 	}
 }
 
-// A node gets files from the owner of the machine, as the host counts users.
-func TestLender(t *testing.T) {
-	dir := Dir(t.TempDir())
-	want := node.Lender{User: 1001, Folder: filepath.Join(string(dir), "lent")}
-	if lent := hostedConfig(t, dir, 4, 2).Lent; lent == nil || *lent != want {
-		t.Errorf("files are lent by %+v, not %+v", lent, want)
+// A node gets files from the owner of the machine, as the host counts users, and keeps its part of
+// others.
+func TestFilesOfHostedNode(t *testing.T) {
+	h := &hosted{dir: Dir(t.TempDir()), room: 24 << 30, cert: []byte("c"), spec: Spec{
+		Name: "m", Substrate: node.Hosted, Nodes: 4, Cores: 1, MemoryMiB: 512, Secret: "s", Owner: 1001,
+	}}
+	if err := h.writeConfig(2, 1); err != nil {
+		t.Fatal(err)
+	}
+	config, err := node.Read(h.dir.nodeFile(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := node.Lender{User: 1001, Folder: filepath.Join(string(h.dir), "lent")}
+	if config.Lent == nil || *config.Lent != want || config.Contents != 24<<30/16 {
+		t.Errorf("files are lent by %+v, not %+v, and %d bytes are kept", config.Lent, want, config.Contents)
 	}
 }
 
