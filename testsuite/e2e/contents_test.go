@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Files that a job has brought stay on its nodes for later jobs, across a restart of the node
@@ -134,11 +135,15 @@ func TestLent(t *testing.T) {
 	if out, err := c.stdout.String(), c.stderr.String(); !shared(out) || strings.Contains(out, "written") || !strings.Contains(err, "its nodes have loaded all files") {
 		t.Errorf("it is not lent, or can be changed:\n%s%s", out, err)
 	}
+	// Another margay run that lends it, too, notes the time. Ranks have not changed it.
+	if err := os.Chtimes(m.file("lent", fmt.Sprintf("%x", sha256.Sum256(text))), time.Time{}, time.Now().Add(time.Hour)); err != nil {
+		t.Error(err)
+	}
 	m.takeBack()
 	if _, err := line.WriteString("go\n"); err != nil {
 		t.Fatal(err)
 	}
-	if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "again\n") != 2 {
+	if r := c.wait(); r.code != 0 || strings.Count(r.stdout, "again\n") != 2 || strings.Contains(r.stderr, "not kept") {
 		t.Errorf("when it was taken back: %v", r)
 	}
 	m.withoutLending()

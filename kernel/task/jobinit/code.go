@@ -39,7 +39,7 @@ func (d *folder) share(f *os.File, digest archive.Digest) (shared bool, err erro
 	if !os.SameFile(has, found) {
 		return false, nil
 	}
-	return true, errors.Join(d.cover(f, code), d.brought.add(code))
+	return true, errors.Join(d.cover(f, code), d.brought.addFixed(code))
 }
 
 // protect mounts a file of the job's RAM disk over itself.

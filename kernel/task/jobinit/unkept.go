@@ -43,11 +43,15 @@ type brought struct {
 // place identifies a file.
 type place struct{ device, inode uint64 }
 
-// stamp changes when a file is written to.
+// stamp changes when a file is written to, unless it is fixed: ranks cannot write to the file.
 type stamp struct {
-	size int64
-	time unix.Timespec
+	size  int64
+	time  unix.Timespec
+	fixed bool
 }
+
+// stampOf returns the stamp of a file.
+func stampOf(st *unix.Stat_t) stamp { return stamp{size: st.Size, time: st.Mtim} }
 
 // add notes a file that was unpacked.
 func (b *brought) add(f *os.File) error {
@@ -55,7 +59,18 @@ func (b *brought) add(f *os.File) error {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return err
 	}
-	b.note(place{st.Dev, st.Ino}, stamp{st.Size, st.Mtim})
+	b.note(place{st.Dev, st.Ino}, stampOf(&st))
+	return nil
+}
+
+// addFixed notes a file of the node or of its host that ranks see through a read-only mount. There
+// its times may change: margay run notes by them when it has lent a file.
+func (b *brought) addFixed(f *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	b.note(place{st.Dev, st.Ino}, stamp{fixed: true})
 	return nil
 }
 
@@ -75,7 +90,7 @@ func (b *brought) addLink(root *os.Root, name string) error {
 		return err
 	}
 	st := info.Sys().(*syscall.Stat_t)
-	b.note(place{st.Dev, st.Ino}, stamp{st.Size, unix.Timespec(st.Mtim)})
+	b.note(place{st.Dev, st.Ino}, stamp{size: st.Size, time: unix.Timespec(st.Mtim)})
 	return nil
 }
 
@@ -89,7 +104,7 @@ func (b *brought) take(paths []string) {
 // has reports whether a file came with the job and is as it was.
 func (b *brought) has(st *unix.Stat_t) bool {
 	was, ok := b.files[place{st.Dev, st.Ino}]
-	return ok && was == stamp{st.Size, st.Mtim}
+	return ok && (was.fixed || was == stampOf(st))
 }
 
 // unkept looks for the files that ranks have written: those that are new or changed, from the

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 )
 
 // write makes a file, and the folders above it.
@@ -81,6 +82,22 @@ func TestUnkeptChanged(t *testing.T) {
 	}
 	if found := b.unkept(root, "/"); found.Files != 2 || !slices.Equal(found.Names, []string{"/longer", "/replaced"}) {
 		t.Errorf("found %+v", found)
+	}
+}
+
+// A file that ranks cannot write to is never one that they have written, whatever its times.
+func TestFixed(t *testing.T) {
+	root := t.TempDir()
+	var b brought
+	f := write(t, root+"/home/u/program", "x")
+	if err := b.addFixed(f); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(f.Name(), time.Now(), time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if found := b.unkept(root, "/home/u"); found.Files != 0 {
+		t.Errorf("written are %+v", found)
 	}
 }
 
