@@ -1,7 +1,6 @@
 package launch
 
 import (
-	"bytes"
 	"slices"
 	"time"
 
@@ -11,8 +10,8 @@ import (
 // Bounds of what a collapser holds.
 const (
 	collapseTime  = time.Second // how long a line waits for others that are equal
-	collapseBytes = 4 << 20     // of all lines that wait
-	groupBytes    = 128         // that a line takes besides its text
+	collapseBytes = 8 << 20     // of all lines that wait
+	groupBytes    = 256         // that a line takes besides its text
 )
 
 // collapser merges equal lines of ranks. A line waits until all ranks that run have written it, for
@@ -24,37 +23,43 @@ type collapser struct {
 	over    map[uint32]bool // ranks that have ended
 	waiting []*group
 	bytes   int
+
+	taken uint64              // lines that wait no longer; a line has the number that were added before it
+	after map[uint32]uint64   // by rank: the number of its last line, plus one
+	equal map[lineOf][]uint64 // the numbers of the waiting lines that are equal, in order
+}
+
+// lineOf is what equal lines have in common.
+type lineOf struct {
+	stream control.Stream
+	text   string
 }
 
 // group is a line that several ranks have written.
 type group struct {
-	stream control.Stream
-	text   []byte
-	ranks  []uint32 // sorted
-	ended  int      // ranks of it that have ended
-	since  time.Time
+	lineOf
+	ranks []uint32 // sorted
+	ended int      // ranks of it that have ended
+	since time.Time
 }
 
 func newCollapser(ranks int) *collapser {
-	return &collapser{running: ranks, over: make(map[uint32]bool)}
+	return &collapser{running: ranks, over: make(map[uint32]bool), after: make(map[uint32]uint64), equal: make(map[lineOf][]uint64)}
 }
 
 // add takes a line of a rank and returns the lines that wait no longer.
 func (c *collapser) add(from source, text []byte, now time.Time) []*group {
-	first := 0 // where it may be added
-	for i, g := range slices.Backward(c.waiting) {
-		if _, has := slices.BinarySearch(g.ranks, from.rank); has {
-			first = i + 1
-			break
-		}
-	}
-	at := slices.IndexFunc(c.waiting[first:], func(g *group) bool { return g.stream == from.stream && bytes.Equal(g.text, text) })
-	if at < 0 {
-		at = len(c.waiting) - first
-		c.waiting = append(c.waiting, &group{stream: from.stream, text: slices.Clone(text), since: now})
+	l := lineOf{from.stream, string(text)}
+	numbers := c.equal[l]
+	i, _ := slices.BinarySearch(numbers, c.after[from.rank])
+	if i == len(numbers) {
+		numbers = append(numbers, c.taken+uint64(len(c.waiting)))
+		c.equal[l] = numbers
+		c.waiting = append(c.waiting, &group{lineOf: l, since: now})
 		c.bytes += len(text) + groupBytes
 	}
-	g := c.waiting[first+at]
+	c.after[from.rank] = numbers[i] + 1
+	g := c.waiting[numbers[i]-c.taken]
 	place, _ := slices.BinarySearch(g.ranks, from.rank)
 	g.ranks = slices.Insert(g.ranks, place, from.rank)
 	c.bytes += 4
@@ -100,7 +105,14 @@ func (c *collapser) all() (all []*group) {
 
 func (c *collapser) take() *group {
 	g := c.waiting[0]
+	c.waiting[0] = nil
 	c.waiting = c.waiting[1:]
+	c.taken++
+	if others := c.equal[g.lineOf][1:]; len(others) > 0 {
+		c.equal[g.lineOf] = others
+	} else {
+		delete(c.equal, g.lineOf)
+	}
 	c.bytes -= len(g.text) + groupBytes + 4*len(g.ranks)
 	return g
 }

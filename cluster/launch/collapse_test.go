@@ -2,6 +2,7 @@ package launch
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -41,6 +42,26 @@ func TestCollapse(t *testing.T) {
 				t.Errorf("printed %q and %q", out.String(), errs.String())
 			}
 		})
+	}
+}
+
+// A rank that is many lines ahead does not keep others from their lines, nor make them dear: each
+// rank continues after its last line, and equal lines are found by their text.
+func TestCollapseAhead(t *testing.T) {
+	const lines, ranks = 20_000, 4
+	c := newCollapser(ranks)
+	var came int
+	for rank := range uint32(ranks) {
+		for n := range lines {
+			for _, g := range c.add(source{rank, control.Stream_STREAM_STDOUT}, fmt.Appendf(nil, "%d\n", n), time.Unix(0, 0)) {
+				if came++; len(g.ranks) != ranks {
+					t.Fatalf("line %q of ranks %v", g.text, g.ranks)
+				}
+			}
+		}
+	}
+	if came != lines || len(c.waiting) != 0 || len(c.equal) != 0 || c.bytes != 0 {
+		t.Errorf("%d lines; %d wait, %d texts, %d bytes", came, len(c.waiting), len(c.equal), c.bytes)
 	}
 }
 

@@ -184,7 +184,7 @@ cores, and its time limit goes on. Signals that were ignored at the start stay i
 
 --label begins each line with its rank, --label=host with its node, --label=both with both. With --collapse equal lines of ranks are
 printed once, after the ranks that wrote them: [0-62,64] done. A line waits until all ranks have written it, for a second at most, or
-until 4 MiB wait. The lines of each rank keep their order.
+until 8 MiB wait. The lines of each rank keep their order.
 
 With --pty the rank, a single one, has a terminal on its node instead of pipes, as large as the terminal here: shells, editors and the
 like work. Keys go to the rank, Ctrl-C and Ctrl-Z among them; what it writes comes to standard output. At the begin of a line, ~. ends
