@@ -20,12 +20,14 @@ import (
 //
 // Only code is remembered. Data may be written through a mapping of the file for a while without a
 // new time of change. For the same reason a file that has changed less than settled ago is not
-// remembered.
+// remembered, nor one in a file system that does not notice such writes (noticing).
 type digests struct {
 	path  string // of the file that keeps them; empty: they are not kept
 	now   time.Time
 	known []known // the newest first
 	fresh bool    // known is not what the file has
+
+	notices func(path string) bool // noticing, but in tests
 }
 
 // known is a digest as the file has it.
@@ -62,7 +64,7 @@ const (
 // readDigests reads the digests that are kept at path. A file that another user could have written
 // has none.
 func readDigests(path string, now time.Time) *digests {
-	d := &digests{path: path, now: now}
+	d := &digests{path: path, now: now, notices: noticing}
 	if path == "" {
 		return d
 	}
@@ -108,7 +110,7 @@ func (d *digests) of(file *File) (archive.Digest, error) {
 	if err != nil {
 		return archive.Digest{}, err
 	}
-	if before.Size != uint64(file.Size) || !before.precise() {
+	if before.Size != uint64(file.Size) || !before.precise() || !d.notices(file.Path) {
 		return digestOf(file) // another file may have the same identity, or the file changes
 	}
 	if i := slices.IndexFunc(d.known, func(k known) bool { return k.File == before }); i >= 0 {
@@ -131,6 +133,16 @@ func (d *digests) of(file *File) (archive.Digest, error) {
 // squashfs, are whole seconds that its maker has chosen, often one for all files. The next image
 // that is mounted may have the same device and inodes.
 func (i identity) precise() bool { return i.Changed%uint64(time.Second) != 0 }
+
+// noticing reports whether the file system of a file is one of those that change the time of a file
+// at the first write to a page through a mapping. One in memory (tmpfs) never does.
+func noticing(path string) bool {
+	var st unix.Statfs_t
+	if unix.Statfs(path, &st) != nil {
+		return false
+	}
+	return slices.Contains([]int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC}, int64(st.Type))
+}
 
 // identify looks at a file.
 func identify(file *File) (identity, error) {

@@ -29,6 +29,7 @@ func TestDigests(t *testing.T) {
 	of := func(file *File, now time.Time) (archive.Digest, bool) {
 		t.Helper()
 		d := readDigests(kept, now)
+		d.notices = func(string) bool { return true } // wherever temporary files are
 		before := len(d.known)
 		digest, err := d.of(file)
 		if err != nil {
@@ -48,6 +49,7 @@ func TestDigests(t *testing.T) {
 		t.Errorf("%v, %v; it was %v", again, learnt, first)
 	}
 	d := readDigests(kept, later)
+	d.notices = func(string) bool { return true }
 	if len(d.known) != 1 {
 		t.Fatalf("%d digests are kept", len(d.known))
 	}
@@ -89,10 +91,28 @@ func TestPreciseTimes(t *testing.T) {
 	}
 }
 
+// The digest of a file in memory is not remembered: a write through a mapping changes no time
+// there.
+func TestInMemory(t *testing.T) {
+	dir, err := os.MkdirTemp("/dev/shm", "digests")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	file := &File{Path: filepath.Join(dir, "program"), Size: 3, Code: true}
+	if err := os.WriteFile(file.Path, []byte("one"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d := readDigests(filepath.Join(t.TempDir(), "digests"), time.Now().Add(settled+time.Second))
+	if _, err := d.of(file); err != nil || len(d.known) != 0 {
+		t.Errorf("%d digests are remembered, %v", len(d.known), err)
+	}
+}
+
 // The list of digests has an end.
 func TestManyDigests(t *testing.T) {
 	file := codeFile(t, "one")
-	d := &digests{path: filepath.Join(t.TempDir(), "digests"), now: time.Now().Add(2 * settled), known: make([]known, mostDigests)}
+	d := &digests{path: filepath.Join(t.TempDir(), "digests"), now: time.Now().Add(2 * settled), known: make([]known, mostDigests), notices: func(string) bool { return true }}
 	digest, err := d.of(file)
 	if err != nil {
 		t.Fatal(err)

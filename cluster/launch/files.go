@@ -430,8 +430,13 @@ func (f *Files) lend() {
 	}
 	defer folder.Close()
 	for i := range f.List {
-		if file := &f.List[i]; file.Code && file.content != nil {
-			_ = folder.Offer(file.content.digest, file.Size, func() (io.ReadCloser, error) { return file.open() })
+		file := &f.List[i]
+		if !file.Code || file.content == nil {
+			continue
+		}
+		err := folder.Offer(file.content.digest, file.Size, func() (io.ReadCloser, error) { return file.open() })
+		if errors.Is(err, lend.ErrBusy) {
+			return // each further file would wait as long
 		}
 	}
 }

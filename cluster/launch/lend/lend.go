@@ -91,7 +91,7 @@ func (f *Folder) Close() error { return f.root.Close() }
 
 // Offer puts a content of size bytes into the folder, unless it is there. It makes room by removing
 // contents that were not offered recently. open opens the file that should have the content; Offer
-// checks that it has.
+// checks that it has. The error is ErrBusy if another process has changed the folder for 2 s.
 func (f *Folder) Offer(digest archive.Digest, size int64, open func() (io.ReadCloser, error)) error {
 	if there, err := f.has(digest, size); there || err != nil {
 		return err
@@ -139,8 +139,8 @@ func (f *Folder) has(digest archive.Digest, size int64) (there bool, err error) 
 	return err == nil, err
 }
 
-// errBusy reports that another process changes the folder, or is stopped while it does.
-var errBusy = errors.New("lend: another process changes the folder")
+// ErrBusy reports that another process changes the folder, or is stopped while it does.
+var ErrBusy = errors.New("lend: another process changes the folder")
 
 // lock lets no other process change the folder until release is called.
 func (f *Folder) lock() (release func(), err error) {
@@ -154,7 +154,7 @@ func (f *Folder) lock() (release func(), err error) {
 			return func() { dir.Close() }, nil
 		}
 		if err == unix.EWOULDBLOCK && time.Since(begun) > patience {
-			err = errBusy
+			err = ErrBusy
 		}
 		if err != unix.EWOULDBLOCK && err != unix.EINTR {
 			dir.Close()

@@ -156,7 +156,7 @@ func TestBusy(t *testing.T) {
 	if _, err := offer(f, "there", "there"); err != nil {
 		t.Error(err)
 	}
-	if _, err := offer(f, "new", "new"); !errors.Is(err, errBusy) {
+	if _, err := offer(f, "new", "new"); !errors.Is(err, ErrBusy) {
 		t.Errorf("a folder that is being changed: %v", err)
 	}
 	release()
@@ -199,7 +199,7 @@ func TestTogether(t *testing.T) {
 			}
 			defer f.Close()
 			n, err := offer(f, text, text)
-			for errors.Is(err, errBusy) { // on a busy host
+			for errors.Is(err, ErrBusy) { // on a busy host
 				n, err = offer(f, text, text)
 			}
 			read.Add(int64(n))
