@@ -83,7 +83,7 @@ type initProcess struct {
 	first *link.Message // received by awaitJob; nil when it is handled
 
 	brought   brought
-	held      map[archive.Digest]heldFile // that the node had already; closed when all files are unpacked
+	held      map[archive.Digest]heldFile // that the node had already
 	unpacking *io.PipeWriter              // nil when no archive is being unpacked
 	unpacked  chan error
 }
@@ -305,8 +305,12 @@ func (in *initProcess) unpackEnd() error {
 		}
 	}
 	for digest, f := range in.held {
-		f.Close()
-		delete(in.held, digest)
+		// While a file that other jobs execute, too, is open, Linux gives no rank a write lease on
+		// it. That would hold up their start.
+		if f.mounted == "" {
+			f.Close()
+			delete(in.held, digest)
+		}
 	}
 	in.loaded = true
 	return in.tell(task.Unpacked, nil)
