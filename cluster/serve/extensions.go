@@ -361,9 +361,23 @@ func (s *Server) listExtensions(m *control.ListExtensions) (*control.Extensions,
 		return nil, err
 	}
 	list, err := s.gatherExtensions(nodes, m, s.answerTimeout())
+	s.leaveOutEnded(list)
 	list.Extensions = append(list.Extensions, others...)
 	sortExtensions(list)
 	return list, err
+}
+
+// leaveOutEnded leaves out extensions of jobs that have ended. Nodes forget them a moment later.
+func (s *Server) leaveOutEnded(list *control.Extensions) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list.Extensions = slices.DeleteFunc(list.Extensions, func(x *control.ExtensionState) bool {
+		if x.Job == 0 {
+			return false
+		}
+		j := s.jobs[x.Job]
+		return j == nil || j.phase == control.JobPhase_JOB_ENDING
+	})
 }
 
 // awayExtensions lists the machine's extensions on nodes that cannot be asked, or on the named one.

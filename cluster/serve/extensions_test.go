@@ -3,6 +3,7 @@ package serve
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -338,6 +339,26 @@ func TestExtensionsOfNodeThatEndsJobs(t *testing.T) {
 		}
 		if free := c.freeCores(); free != 2 {
 			t.Errorf("%d cores are free", free)
+		}
+	})
+}
+
+// Nodes have the extensions of a job for a moment longer than serve has the job. They are not
+// listed any more.
+func TestExtensionsOfEndedJobs(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1)
+		c, node := m.client(), m.played[0]
+		job := must[*control.RunReply](c, &control.RunRequest{Spec: detachedSpec(1), Exec: new(control.Exec)}).Job
+		node.answers = map[string]proto.Message{"ListExtensions": &control.Extensions{Extensions: []*control.ExtensionState{
+			{Job: job, Handle: 1}, {Job: job + 1, Handle: 2}, {Handle: 3},
+		}}}
+		var listed []uint32
+		for _, x := range must[*control.Extensions](c, &control.ListExtensions{Node: control.None}).Extensions {
+			listed = append(listed, x.Handle)
+		}
+		if !slices.Equal(listed, []uint32{1, 3}) {
+			t.Errorf("listed are %v", listed)
 		}
 	})
 }
