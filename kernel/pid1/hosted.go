@@ -68,8 +68,8 @@ func (h Hosted) watchLifeline() {
 	os.Exit(1)
 }
 
-// makeRoot makes the root of the node. It takes the lender out of the configuration if this host
-// does not let the node have its folder.
+// makeRoot makes the root of the node. It notes in the configuration what this host does not let
+// the node have.
 func (h Hosted) makeRoot(config *node.Config, log func(format string, args ...any)) (err error) {
 	if h.Root == "" {
 		folder, err := makeMountPoint()
@@ -98,8 +98,8 @@ func (h Hosted) makeRoot(config *node.Config, log func(format string, args ...an
 			return err
 		}
 	}
-	if err := bindFile(fuse, filepath.Join(h.Root, fuse)); err != nil {
-		log("jobs cannot share folders with margay run (--files): %v", err)
+	if err := errors.Join(canOpen(fuse), bindFile(fuse, filepath.Join(h.Root, fuse))); err != nil {
+		config.Lacks = append(config.Lacks, fmt.Sprintf("folders that jobs share with margay run (--files): %v", err))
 	}
 	if err := bindProgram(h.JobInit, filepath.Join(h.Root, node.JobInit)); err != nil {
 		return err
@@ -127,6 +127,15 @@ func (h Hosted) makeRoot(config *node.Config, log func(format string, args ...an
 		return fmt.Errorf("let go of the host's root: %w", err)
 	}
 	return os.Chdir("/")
+}
+
+// canOpen returns an error unless this process may read and write a device.
+func canOpen(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // mountPoint is an empty folder of the host, which can be removed when the host's root is out of

@@ -119,7 +119,7 @@ func suggestions(group *cobra.Command, name string) (meant []string) {
 	if len(meant) > 0 {
 		return meant
 	}
-	group.SuggestionsMinimumDistance = max(1, len(name)/3)
+	group.SuggestionsMinimumDistance = max(1, min(2, len(name)/2), len(name)/3)
 	for _, similar := range group.SuggestionsFor(name) {
 		meant = append(meant, group.CommandPath()+" "+similar)
 	}

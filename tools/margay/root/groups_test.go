@@ -50,6 +50,7 @@ func TestSuggestions(t *testing.T) {
 		"machine log":      "did you mean margay machine logs?",
 		"machine rm":       "did you mean margay machine down?",
 		"machine statu":    "did you mean margay machine status?",
+		"machine dwon":     "did you mean margay machine down?",
 		"jobs -a":          "did you mean margay ps?",
 		"rm 7":             "did you mean margay kill?",
 		"stop 7":           "did you mean margay kill?",
