@@ -11,6 +11,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/launch"
 	"margay/cluster/launch/proxy"
+	"margay/cluster/site"
 	"margay/kernel/abi/share"
 	"margay/tools/margay/command"
 )
@@ -60,6 +61,9 @@ func sharedFolder(value, dir string) (folder proxy.Folder, name string, err erro
 	if err == nil && !info.IsDir() {
 		err = fmt.Errorf("%s is not a folder", text)
 	}
+	if err == nil {
+		err = withoutMachines(text)
+	}
 	if err != nil {
 		return folder, "", err
 	}
@@ -70,6 +74,26 @@ func sharedFolder(value, dir string) (folder proxy.Folder, name string, err erro
 		name = filepath.Join(dir, name)
 	}
 	return proxy.Folder{Path: text, ReadOnly: readOnly}, filepath.Clean(name), nil
+}
+
+// withoutMachines returns an error if the folder of machines is in a folder, or the other way
+// round. There are keys in it, and programs that other jobs execute.
+func withoutMachines(path string) error {
+	base, err := site.Base()
+	if err == nil {
+		base, err = filepath.EvalSymlinks(base)
+	}
+	if err != nil {
+		return nil // there are no machines of this host
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return err
+	}
+	if within(base, real) || within(real, base) {
+		return fmt.Errorf("ranks would reach the folder of machines, %s, with keys and programs of other jobs: share another folder, or set MARGAY_DIR", base)
+	}
+	return nil
 }
 
 // checkShared refuses a name on the nodes that cannot have a shared folder.

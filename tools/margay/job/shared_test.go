@@ -18,6 +18,11 @@ func TestSharedFlag(t *testing.T) {
 	if err := os.WriteFile("file", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	with := t.TempDir()
+	if err := os.MkdirAll(with+"/machines/inside", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("MARGAY_DIR", with+"/machines")
 	for name, test := range map[string]struct {
 		values []string
 		path   string // of the last folder
@@ -37,6 +42,9 @@ func TestSharedFlag(t *testing.T) {
 		"same":              {[]string{"a=/x", "a/b=/x"}, "", ""},
 		"nested":            {[]string{"a=/x/y", "a/b=/x"}, "", ""},
 		"brought back":      {[]string{"a=/out"}, "", ""},
+		"with machines":     {[]string{with + ":ro"}, "", ""},
+		"the machines":      {[]string{with + "/machines"}, "", ""},
+		"of a machine":      {[]string{with + "/machines/inside=/x"}, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := &Flags{Files: test.values}
