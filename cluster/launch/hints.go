@@ -77,14 +77,14 @@ func (f *Files) hintOf(code int) string {
 			if path != f.Program { // such as a wrapper that has the name of another program
 				name = fmt.Sprintf("%s is a script for %s, which", filepath.Base(f.Program), name)
 			}
-			return name + " finds no other programs on a node than those that go along: --with \"$(command -v NAME)\" takes one"
+			return name + " finds no other programs on a node than those that go along: --with \"$(command -v NAME)\" takes one, --root host has all of this host"
 		}
 		for interpreter, places := range libraryPlaces {
 			if !strings.HasPrefix(name, interpreter) {
 				continue
 			}
 			if missing := f.notTaken(filepath.Dir(filepath.Dir(real)), name, places); len(missing) > 0 {
-				return fmt.Sprintf("%s went along without its library: --with %s", filepath.Base(path), strings.Join(missing, " --with "))
+				return fmt.Sprintf("%s went along without its library: --with %s, or --root host", filepath.Base(path), strings.Join(missing, " --with "))
 			}
 		}
 	}

@@ -29,18 +29,18 @@ func TestHint(t *testing.T) {
 		want          string
 		args          []string
 	}{
-		{"python", script, nil, 1, "python3.11 went along without its library: --with " + library, nil},
-		{"a debugger with python inside", interpreter("gdb"), nil, 1, "gdb went along without its library: --with " + library, nil},
+		{"python", script, nil, 1, "python3.11 went along without its library: --with " + library + ", or --root host", nil},
+		{"a debugger with python inside", interpreter("gdb"), nil, 1, "gdb went along without its library: --with " + library + ", or --root host", nil},
 		{"python with its library", script, []string{library}, 1, "", nil},
-		{"perl", perl, nil, 2, "perl5.36.0 went along without its library: --with " + base + " --with " + shared, nil},
-		{"perl, a part", perl, []string{base}, 2, "perl5.36.0 went along without its library: --with " + shared, nil},
-		{"shell", bash, nil, 127, `bash finds no other programs on a node than those that go along: --with "$(command -v NAME)" takes one`, nil},
-		{"script of a shell", wrapper, nil, 127, `python3 is a script for bash, which finds no other programs on a node than those that go along: --with "$(command -v NAME)" takes one`, nil},
+		{"perl", perl, nil, 2, "perl5.36.0 went along without its library: --with " + base + " --with " + shared + ", or --root host", nil},
+		{"perl, a part", perl, []string{base}, 2, "perl5.36.0 went along without its library: --with " + shared + ", or --root host", nil},
+		{"shell", bash, nil, 127, `bash finds no other programs on a node than those that go along: --with "$(command -v NAME)" takes one, --root host has all of this host`, nil},
+		{"script of a shell", wrapper, nil, 127, `python3 is a script for bash, which finds no other programs on a node than those that go along: --with "$(command -v NAME)" takes one, --root host has all of this host`, nil},
 		{"shell that fails otherwise", bash, nil, 1, "", nil},
 		{"a program", interpreter("app"), nil, 127, "", nil},
 		{"shell without its script", bash, nil, 127, leftBehind + " --with " + script, []string{script}},
 		{"shell with its script", bash, []string{script}, 126, "", []string{script}},
-		{"python without its script", python, nil, 2, "python3.11 went along without its library: --with " + library + "; " + leftBehind +
+		{"python without its script", python, nil, 2, "python3.11 went along without its library: --with " + library + ", or --root host; " + leftBehind +
 			" --with " + script, []string{"-u", script, script, shared, "/etc/passwd", "/proc/version", "none"}},
 		{"a program that a signal ended", interpreter("app"), nil, 130, "", []string{script}},
 	} {
