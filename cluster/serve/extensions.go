@@ -367,12 +367,13 @@ func (s *Server) listExtensions(m *control.ListExtensions) (*control.Extensions,
 	return list, err
 }
 
-// leaveOutEnded leaves out extensions of jobs that have ended. Nodes forget them a moment later.
+// leaveOutEnded leaves out active extensions of jobs that have ended. Nodes forget them a moment
+// later. One that was removed because of its faults is shown after its job, too.
 func (s *Server) leaveOutEnded(list *control.Extensions) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list.Extensions = slices.DeleteFunc(list.Extensions, func(x *control.ExtensionState) bool {
-		if x.Job == 0 {
+		if x.Job == 0 || x.State != active {
 			return false
 		}
 		j := s.jobs[x.Job]

@@ -343,21 +343,21 @@ func TestExtensionsOfNodeThatEndsJobs(t *testing.T) {
 	})
 }
 
-// Nodes have the extensions of a job for a moment longer than serve has the job. They are not
-// listed any more.
+// Nodes have the active extensions of a job for a moment longer than serve has the job. They are
+// not listed any more. Those that were removed are.
 func TestExtensionsOfEndedJobs(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		m := up(t, 1)
 		c, node := m.client(), m.played[0]
 		job := must[*control.RunReply](c, &control.RunRequest{Spec: detachedSpec(1), Exec: new(control.Exec)}).Job
 		node.answers = map[string]proto.Message{"ListExtensions": &control.Extensions{Extensions: []*control.ExtensionState{
-			{Job: job, Handle: 1}, {Job: job + 1, Handle: 2}, {Handle: 3},
+			{Job: job, Handle: 1, State: active}, {Job: job + 1, Handle: 2, State: active}, {Handle: 3, State: active}, {Job: job + 1, Handle: 4, State: "removed: it made 16 faults"},
 		}}}
 		var listed []uint32
 		for _, x := range must[*control.Extensions](c, &control.ListExtensions{Node: control.None}).Extensions {
 			listed = append(listed, x.Handle)
 		}
-		if !slices.Equal(listed, []uint32{1, 3}) {
+		if !slices.Equal(listed, []uint32{1, 3, 4}) {
 			t.Errorf("listed are %v", listed)
 		}
 	})
