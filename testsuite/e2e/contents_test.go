@@ -47,6 +47,21 @@ func TestContentsStay(t *testing.T) {
 	}
 }
 
+// newShell makes a program with a content that no node has.
+func (m *machine) newShell() (path string, content []byte) {
+	m.t.Helper()
+	content, err := os.ReadFile("/bin/sh")
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	content = append(content, m.name...)
+	path = filepath.Join(m.t.TempDir(), "shell")
+	if err := os.WriteFile(path, content, 0o755); err != nil {
+		m.t.Fatal(err)
+	}
+	return path, content
+}
+
 // A job executes the node's copy of a program that an earlier job has brought. Its ranks cannot
 // change the program, neither then nor in the job that brings it.
 func TestCodeIsShared(t *testing.T) {
@@ -54,15 +69,7 @@ func TestCodeIsShared(t *testing.T) {
 		if m.hosted() {
 			m.withoutLending()
 		}
-		shell := filepath.Join(t.TempDir(), "shell") // which no node has
-		text, err := os.ReadFile("/bin/sh")
-		if err != nil {
-			t.Fatal(err)
-		}
-		text = append(text, m.name...)
-		if err := os.WriteFile(shell, text, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		shell, text := m.newShell()
 		const script = `while read -r line; do echo "$line"; done </proc/self/mountinfo; (echo x >>"$0") 2>/dev/null && echo written; true`
 		run := func() (shared bool) {
 			t.Helper()
@@ -111,15 +118,7 @@ func (m *machine) takeBack() {
 // change it. When it is taken back, those that run keep it, and later jobs bring it.
 func TestLent(t *testing.T) {
 	m := use(t, "hosted")
-	shell := filepath.Join(t.TempDir(), "shell") // which no node has
-	text, err := os.ReadFile("/bin/sh")
-	if err != nil {
-		t.Fatal(err)
-	}
-	text = append(text, m.name...)
-	if err := os.WriteFile(shell, text, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	shell, text := m.newShell()
 	const script = `while read -r line; do echo "$line"; done </proc/self/mountinfo; (echo x >>"$0") 2>/dev/null && echo written; echo ready; read -r go; "$0" -c "echo again"`
 	shared := func(out string) bool {
 		return strings.Count(out, fmt.Sprintf("/lent/%x %s ro,", sha256.Sum256(text), shell)) == 2

@@ -54,23 +54,20 @@ type stamp struct {
 func stampOf(st *unix.Stat_t) stamp { return stamp{size: st.Size, time: st.Mtim} }
 
 // add notes a file that was unpacked.
-func (b *brought) add(f *os.File) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return err
-	}
-	b.note(place{st.Dev, st.Ino}, stampOf(&st))
-	return nil
-}
+func (b *brought) add(f *os.File) error { return b.addAs(f, stampOf) }
 
 // addFixed notes a file of the node or of its host that ranks see through a read-only mount. There
 // its times may change: margay run notes by them when it has lent a file.
 func (b *brought) addFixed(f *os.File) error {
+	return b.addAs(f, func(*unix.Stat_t) stamp { return stamp{fixed: true} })
+}
+
+func (b *brought) addAs(f *os.File, as func(*unix.Stat_t) stamp) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return err
 	}
-	b.note(place{st.Dev, st.Ino}, stamp{fixed: true})
+	b.note(place{st.Dev, st.Ino}, as(&st))
 	return nil
 }
 
