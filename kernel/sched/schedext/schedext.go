@@ -292,8 +292,11 @@ func (e *Enforcer) Cores() []sched.CoreInfo {
 	return all
 }
 
+// describe describes a core. The skeleton may switch tasks during that, so which of them has the
+// core is read once, and their states follow from that.
 func (e *Enforcer) describe(c *core) sched.CoreInfo {
 	state := e.skeleton.core(c.cpu)
+	current := state.current().Load()
 	info := sched.CoreInfo{
 		Core: c.number, Running: -1, Switches: state.Switches, Asked: state.Asked, Rescues: state.Rescues,
 		Why: c.why(state.Epoch, state.Decider),
@@ -304,10 +307,13 @@ func (e *Enforcer) describe(c *core) sched.CoreInfo {
 		if p.Serial == t.owner.Serial {
 			described.State, described.Ran, described.Since = slot.TaskState(p.State), p.Ran, p.Since
 		}
-		info.Tasks = append(info.Tasks, described)
-		if state.Current == uint32(t.place) {
-			info.Running = i
+		switch running := described.State == slot.Running; {
+		case current == uint32(t.place):
+			info.Running, described.State = i, slot.Running
+		case running:
+			described.State = slot.Ready
 		}
+		info.Tasks = append(info.Tasks, described)
 	}
 	return info
 }
