@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -215,6 +216,51 @@ func TestKilledWhileIdle(t *testing.T) {
 		time.Sleep(50 * time.Millisecond) // longer than a peer counts as alive
 	}
 	survivor.Await(t, "breaks", func() bool { return len(survivor.Breaks) == 3 })
+}
+
+// A node that is asked for a meeting twice while it stands still, and then starts again, costs its
+// peer no frame, whether the two have met before or not.
+func TestStoppedWhileMeeting(t *testing.T) {
+	for name, met := range map[string]bool{"that it has met": true, "that it has not met": false} {
+		t.Run(name, func(t *testing.T) {
+			check.Leaks(t)
+			m := fabrictest.NewMachine(t)
+			first, address := start(t, m, 0, "127.0.0.1:0", fabrictest.NewRecorder(), nil)
+			t.Cleanup(func() { first.Close() })
+			other := "127.0.0.1:0"
+			if met {
+				r := fabrictest.NewRecorder()
+				var second *Transport
+				second, other = start(t, m, 1, other, r, nil)
+				first.Meet(1, other)
+				sendUntil(t, first, 1, 0, r)
+				kill(second)
+				time.Sleep(50 * time.Millisecond) // longer than a peer counts as alive
+			}
+			stopped, err := net.Listen("tcp", other)
+			if err != nil {
+				t.Fatal(err)
+			}
+			other = stopped.Addr().String()
+			first.Meet(1, other)
+			if err := first.Send(t.Context(), 1, fabric.User, []byte("frame")); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				silent, err := stopped.Accept()
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer silent.Close()
+			}
+			stopped.Close()
+			r := fabrictest.NewRecorder()
+			second, _ := start(t, m, 1, other, r, nil)
+			defer second.Close()
+			second.Meet(0, address)
+			r.Await(t, "frame", func() bool { return len(r.Frames) == 1 })
+		})
+	}
 }
 
 // sendUntil sends numbered frames until one has arrived at the receiver.

@@ -28,8 +28,15 @@ const (
 	lastRetry  = time.Second
 )
 
-// meetTimeout bounds a meeting, and the connection for it.
-const meetTimeout = 3 * time.Second
+// leastAttempts is how many attempts have failed before frames are given up: a node that was itself
+// stopped for longer than Config.Death asks again.
+const leastAttempts = 4
+
+// meetTimeout bounds a meeting, and the connection for it. Several attempts fit into Config.Death,
+// so a peer, or a host, that stood still for a moment costs no frame.
+func (t *Transport) meetTimeout() time.Duration {
+	return min(3*time.Second, max(time.Second, t.config.Death/leastAttempts))
+}
 
 var (
 	errNotNow  = errors.New("the other node is asking for a meeting itself")
@@ -46,13 +53,14 @@ func (p *peer) connect() {
 	}
 }
 
-// ask asks for a meeting until there was one, or the frames for the peer have waited for too long.
-// A peer that is bound already is asked once.
+// ask asks for a meeting until there was one, the peer has answered in another way, or the frames
+// for it have waited for too long.
 func (p *peer) ask() {
 	deadline := time.Now().Add(p.transport.config.Death)
-	for retry := firstRetry; ; retry = min(2*retry, lastRetry) {
+	retry := firstRetry
+	for attempts := 1; ; attempts++ {
 		err := p.askOnce()
-		if p.done(err, time.Now().After(deadline)) {
+		if p.done(err, attempts >= leastAttempts && time.Now().After(deadline)) {
 			return
 		}
 		select {
@@ -60,16 +68,18 @@ func (p *peer) ask() {
 		case <-p.transport.context.Done():
 			return
 		}
+		retry = min(2*retry, lastRetry)
 	}
 }
 
-// done reports whether asking has an end. If frames have waited for too long, they are discarded.
+// done reports whether asking has an end. Frames that have waited for too long are discarded; those
+// for a peer that is bound are so when its connection ends.
 func (p *peer) done(err error, late bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.session
-	done := p.closed || s == nil || s.bound != 0 || !s.conn.Outstanding()
-	if !done && late && err != nil {
+	done := p.closed || s == nil || !s.conn.Outstanding() || s.bound != 0 && (err == nil || !p.silent(p.transport.now()))
+	if !done && s.bound == 0 && late && err != nil {
 		p.end(fmt.Errorf("meet: %w", err))
 		done = true
 	}
@@ -87,7 +97,7 @@ func (p *peer) askOnce() error {
 		return err
 	}
 	defer p.part(nil)
-	ctx, cancel := context.WithTimeout(p.transport.context, meetTimeout)
+	ctx, cancel := context.WithTimeout(p.transport.context, p.transport.meetTimeout())
 	defer cancel()
 	c, err := p.transport.streams.Stream(ctx, p.node, Service)
 	if err != nil {
@@ -121,7 +131,7 @@ func (p *peer) askOnce() error {
 
 // welcome holds the answering side of a meeting.
 func (p *peer) welcome(c net.Conn) error {
-	c.SetDeadline(time.Now().Add(meetTimeout))
+	c.SetDeadline(time.Now().Add(p.transport.meetTimeout()))
 	q, err := p.listen(c, question)
 	if err != nil {
 		return err
