@@ -170,14 +170,14 @@ func (m *machine) keepsPanic(firmware string) {
 	eventually(m.t, "end of the records in the firmware", func() bool { return records() == "0" }, records)
 }
 
-// countsWords runs the histogram.
+// countsWords runs the histogram on all cores.
 func (m *machine) countsWords() {
 	m.t.Helper()
 	text := filepath.Join(m.t.TempDir(), "text")
 	if err := os.WriteFile(text, []byte(strings.Repeat("the quick brown fox\n", 1000)), 0o644); err != nil {
 		m.t.Fatal(err)
 	}
-	if r := m.run(0, "-n", "1", "--with", text, filepath.Join(bin, "histogram"), text); !strings.Contains(r.stdout, "      1000  the\n") {
+	if r := m.run(0, "-n", fmt.Sprint(m.nodes*m.cores), "--with", text, filepath.Join(bin, "histogram"), text); !strings.Contains(r.stdout, "      1000  the\n") {
 		m.t.Errorf("the histogram: %v", r)
 	}
 }
