@@ -34,7 +34,6 @@
 package boot
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -103,6 +102,9 @@ type Config struct {
 	Node func(id.Node) ([]byte, error)
 	// Pack returns an archive with a configuration, for a boot program. It is set if Node is.
 	Pack func(config []byte) ([]byte, error)
+	// Sign signs the statement about a configuration that a node asks for with a nonce
+	// (node.Statement), with the key of the machine. Nil: no configuration is signed.
+	Sign func(statement []byte) []byte
 	// Asks is called with each question before it is answered, and may change the hosts. If it
 	// returns a refusal, there is no answer. Nil: all questions are answered.
 	Asks func(time.Time, Question) (refusal string)
@@ -258,16 +260,16 @@ func (s *Services) host(address netip.Addr) (h Host, known bool) {
 }
 
 // take returns the configuration of a node that may have it now, as it is at a path.
-func (s *Services) take(h Host, method, path string) (File, error) {
+func (s *Services) take(h Host, method, path string) ([]byte, error) {
 	if method != http.MethodGet {
-		return File{}, errors.New("a configuration can only be fetched")
+		return nil, errors.New("a configuration can only be fetched")
 	}
 	s.mu.Lock()
 	refusal := s.grants.Take(time.Now(), h)
 	s.mu.Unlock()
 	if refusal != "" {
 		s.log.Printf("boot: %v asks for its configuration: %s", h, refusal)
-		return File{}, errors.New(refusal)
+		return nil, errors.New(refusal)
 	}
 	text, err := s.config.Node(h.Node)
 	if err == nil && path == ConfigPath {
@@ -275,9 +277,9 @@ func (s *Services) take(h Host, method, path string) (File, error) {
 	}
 	if err != nil {
 		s.log.Printf("boot: %v asks for its configuration: %v", h, err)
-		return File{}, errors.New("there is none now")
+		return nil, errors.New("there is none now")
 	}
-	return File{bytes.NewReader(text), int64(len(text))}, nil
+	return text, nil
 }
 
 // Sockets are what services answer on.

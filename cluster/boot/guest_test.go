@@ -1,7 +1,9 @@
 package boot
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -136,6 +138,7 @@ func TestConfiguration(t *testing.T) {
 			return []byte("secret of " + host(int(n)).String()), nil
 		}
 		c.Pack = pack
+		c.Sign = func(statement []byte) []byte { return []byte("signed: " + string(statement)) }
 	})
 	_, _, url := serve(t, s)
 	refused := func(when string) {
@@ -166,6 +169,26 @@ func TestConfiguration(t *testing.T) {
 		t.Errorf("status %d, %q", status, body)
 	}
 	refused("a second time, by itself")
+	for _, nonce := range []string{"", "00", strings.Repeat("x", 32), strings.Repeat("ab", node.NonceSize)} {
+		lease()
+		r, err := http.NewRequest("GET", url+node.FetchPath, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set(node.NonceHeader, nonce)
+		answer, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		want := ""
+		if strings.HasPrefix(nonce, "ab") {
+			want = fmt.Sprintf("%x", "signed: "+string(node.Statement(bytes.Repeat([]byte{0xab}, node.NonceSize), []byte("secret of node0"))))
+		}
+		if got := answer.Header.Get(node.SignatureHeader); answer.StatusCode != 200 || got != want {
+			t.Errorf("with the nonce %q: status %d, signature %q", nonce, answer.StatusCode, got)
+		}
+	}
 	lease()
 	missing.Store(true)
 	refused("without one")

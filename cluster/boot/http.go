@@ -1,7 +1,9 @@
 package boot
 
 import (
+	"bytes"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -93,11 +95,13 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if config {
-		if file.File, err = s.take(host, r.Method, r.URL.Path); err != nil {
+		text, err := s.take(host, r.Method, r.URL.Path)
+		if err != nil {
 			http.Error(w, err.Error(), http.StatusForbidden)
 			return
 		}
-		file.stage = Configuration
+		file = served{File{bytes.NewReader(text), int64(len(text))}, Configuration}
+		s.sign(w.Header(), r.Header.Get(node.NonceHeader), text)
 	}
 	if host.Guest && file.stage == Script {
 		s.met(host)
@@ -115,6 +119,14 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 			s.sent(host, Status{Stage: file.stage, Percent: int(content.at.Load() * 100 / file.Size)}, n)
 		}
 	}}, r, "", time.Time{}, content)
+}
+
+// sign adds the signature of a configuration to an answer, if the request has a nonce for it.
+func (s *Services) sign(header http.Header, nonce string, text []byte) {
+	n, err := hex.DecodeString(nonce)
+	if err == nil && len(n) == node.NonceSize && s.config.Sign != nil {
+		header.Set(node.SignatureHeader, hex.EncodeToString(s.config.Sign(node.Statement(n, text))))
+	}
 }
 
 // present passes on the token that a host brings, and returns what a guest that brings it is shown.

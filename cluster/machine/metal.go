@@ -42,6 +42,7 @@ type metalNodes struct {
 	spec    Spec
 	dir     Dir
 	cert    []byte
+	sign    func(statement []byte) []byte // with the key of the machine
 	events  metalEvents
 	wire    *metal.Wire
 	boot    *bootServices
@@ -105,7 +106,7 @@ var errAsleep = errors.New("waiting until it is switched on by hand: it has no e
 
 // newMetal opens the boot network and serves it.
 func newMetal(s Spec, d Dir, a *trust.Authority, events metalEvents) (m *metalNodes, err error) {
-	m = &metalNodes{spec: s, dir: d, cert: a.Certificate(), events: events, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices)}
+	m = &metalNodes{spec: s, dir: d, cert: a.Certificate(), sign: a.Sign, events: events, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices)}
 	m.ctx, m.end = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -148,7 +149,7 @@ func newMetal(s Spec, d Dir, a *trust.Authority, events metalEvents) (m *metalNo
 func (m *metalNodes) makeServices() error {
 	config := boot.Config{
 		Server: m.spec.Metal.Plan.Server, Cmdline: m.spec.Cmdline, Report: m.reached, Log: m.events.log,
-		Broadcast: true, Proxy: m.spec.Metal.Proxy, Node: m.hand, Pack: pack, Asks: m.asks, Met: m.met, Token: m.token,
+		Broadcast: true, Proxy: m.spec.Metal.Proxy, Node: m.hand, Pack: pack, Sign: m.sign, Asks: m.asks, Met: m.met, Token: m.token,
 	}
 	if m.wire != nil {
 		config.MAC, config.Send = m.wire.MAC(), m.wire.Send

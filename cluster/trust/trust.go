@@ -112,6 +112,9 @@ func Load(path string) (*Authority, error) {
 // Certificate returns the machine's certificate (DER), which is not a secret.
 func (a *Authority) Certificate() []byte { return a.cert.Raw }
 
+// Sign signs a statement (Ed25519), which must not be one that means something in a certificate.
+func (a *Authority) Sign(statement []byte) []byte { return ed25519.Sign(a.key, statement) }
+
 // Fingerprint is the hash (SHA-256) of a machine's certificate. No two machines have the same one.
 type Fingerprint [sha256.Size]byte
 

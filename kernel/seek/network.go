@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -68,24 +69,24 @@ func (n Cards) Cards() (all []Card, err error) {
 }
 
 // Ask implements Network.
-func (n Cards) Ask(ctx context.Context, c Card) ([]byte, error) {
+func (n Cards) Ask(ctx context.Context, c Card) (a Answer, err error) {
 	link, err := netlink.LinkByName(c.Name)
 	if err != nil {
-		return nil, err
+		return a, err
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
-		return nil, fmt.Errorf("turn it on: %w", err)
+		return a, fmt.Errorf("turn it on: %w", err)
 	}
 	lease, err := ask(ctx, c)
 	if err != nil {
-		return nil, err
+		return a, err
 	}
 	address := &netlink.Addr{IPNet: &net.IPNet{IP: lease.Address.Addr().AsSlice(), Mask: net.CIDRMask(lease.Address.Bits(), 32)}}
 	if err := netlink.AddrReplace(link, address); err != nil {
-		return nil, fmt.Errorf("give it %v: %w", lease.Address, err)
+		return a, fmt.Errorf("give it %v: %w", lease.Address, err)
 	}
-	text, err := fetch(ctx, lease.Server, n.Token)
-	return text, errors.Join(err, netlink.AddrDel(link, address))
+	a, err = fetch(ctx, lease.Server, n.Token)
+	return a, errors.Join(err, netlink.AddrDel(link, address))
 }
 
 // ask asks for a lease on a card.
@@ -175,58 +176,63 @@ func receive(conn net.PacketConn, q *Question, until time.Time) (further bool, e
 }
 
 // fetch fetches the configuration. An empty token is none.
-func fetch(ctx context.Context, server netip.Addr, token string) ([]byte, error) {
+func fetch(ctx context.Context, server netip.Addr, token string) (a Answer, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, fetchTime, fmt.Errorf("not done after %v", fetchTime))
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp4", netip.AddrPortFrom(server, node.BootPort).String())
 	if err != nil {
-		return nil, err
+		return a, err
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	header := fmt.Sprintf("Host: %v\r\n", server)
+	nonce := make([]byte, node.NonceSize)
+	rand.Read(nonce) // it never fails
+	header := fmt.Sprintf("Host: %v\r\n%s: %x\r\n", server, node.NonceHeader, nonce)
 	if token != "" {
 		header += fmt.Sprintf("%s: %s\r\n", node.TokenHeader, token)
 	}
 	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.0\r\n%s\r\n", node.FetchPath, header); err != nil {
-		return nil, err
+		return a, err
 	}
-	text, err := readAnswer(conn)
+	a, err = readAnswer(conn)
+	a.Nonce = nonce
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("configuration from %v: %w", server, err)
+		return a, fmt.Errorf("configuration from %v: %w", server, err)
 	}
-	return text, nil
+	return a, nil
 }
 
-// readAnswer reads the answer to a request by HTTP/1.0, which is untrusted.
-func readAnswer(r io.Reader) ([]byte, error) {
+// readAnswer reads the answer to a request by HTTP/1.0, which is untrusted. Without a signature, or
+// with a malformed one, the answer has none.
+func readAnswer(r io.Reader) (a Answer, err error) {
 	in := textproto.NewReader(bufio.NewReader(io.LimitReader(r, maxHeader+maxAnswer)))
 	status, err := in.ReadLine()
 	if err != nil {
-		return nil, err
+		return a, err
 	}
 	header, err := in.ReadMIMEHeader()
 	if err != nil {
-		return nil, err
+		return a, err
 	}
 	size, err := strconv.ParseUint(header.Get("Content-Length"), 10, 32)
 	if err != nil || size > maxAnswer {
-		return nil, fmt.Errorf("an answer of %.20q bytes", header.Get("Content-Length"))
+		return a, fmt.Errorf("an answer of %.20q bytes", header.Get("Content-Length"))
 	}
-	text := make([]byte, size)
-	if _, err := io.ReadFull(in.R, text); err != nil {
-		return nil, err
+	a.Text = make([]byte, size)
+	if _, err := io.ReadFull(in.R, a.Text); err != nil {
+		return a, err
 	}
 	version, code, _ := strings.Cut(status, " ")
 	switch {
 	case !strings.HasPrefix(version, "HTTP/1."):
-		return nil, errors.New("the answer is not one of HTTP")
+		return a, errors.New("the answer is not one of HTTP")
 	case !strings.HasPrefix(code, "200"):
-		return nil, fmt.Errorf("refused: %s", printable.Short(strings.TrimSpace(string(text)), maxReason))
+		return a, fmt.Errorf("refused: %s", printable.Short(strings.TrimSpace(string(a.Text)), maxReason))
 	}
-	return text, nil
+	a.Signature, _ = hex.DecodeString(header.Get(node.SignatureHeader)) // one that is malformed is none
+	return a, nil
 }

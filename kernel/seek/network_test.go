@@ -2,6 +2,7 @@ package seek
 
 import (
 	"bytes"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"net"
@@ -130,6 +131,7 @@ func services(t *testing.T, name, text string, beside bool) {
 				http.NotFound(w, r)
 				return
 			}
+			w.Header().Set(node.SignatureHeader, hex.EncodeToString([]byte("signature of "+r.Header.Get(node.NonceHeader))))
 			_, _ = io.WriteString(w, text)
 		}))
 	})
@@ -155,11 +157,11 @@ func asksOnCard(t *testing.T, beside bool) {
 		t.Fatalf("cards %v after %d looks for devices, %v", cards, looks, err)
 	}
 	check.AwaitFor(t, 2*time.Minute, "configuration", func() bool {
-		text, err := Cards{Token: token}.Ask(t.Context(), cards[0])
+		a, err := Cards{Token: token}.Ask(t.Context(), cards[0])
 		if err != nil {
 			t.Log(err) // a busy host may be too slow
-		} else if string(text) != want {
-			t.Errorf("%.20q", text)
+		} else if string(a.Text) != want || len(a.Nonce) != node.NonceSize || string(a.Signature) != fmt.Sprintf("signature of %x", a.Nonce) {
+			t.Errorf("%.20q, signed %q for %x", a.Text, a.Signature, a.Nonce)
 		}
 		return err == nil
 	})

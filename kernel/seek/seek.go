@@ -7,12 +7,15 @@
 //
 // A machine that is not a node is refused its configuration, and asks again until it is one. The
 // command line of the kernel says that a node seeks, and may name the key of its machine: then the
-// node belongs to no other.
+// node belongs to no other, and takes only a configuration that this key has signed for its
+// question.
 package seek
 
 import (
 	"context"
+	"crypto/ed25519"
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -72,9 +75,15 @@ type Card struct {
 type Network interface {
 	// Cards returns the cards that there are now.
 	Cards() ([]Card, error)
-	// Ask gets the text of the configuration on the network of a card. It leaves nothing on the
-	// card, and ends within a time of its own or with the context.
-	Ask(context.Context, Card) ([]byte, error)
+	// Ask gets the configuration on the network of a card. It leaves nothing on the card, and ends
+	// within a time of its own or with the context.
+	Ask(context.Context, Card) (Answer, error)
+}
+
+// Answer is the text of a configuration, with the nonce of the question and the signature that came
+// (node.Statement). Any station on the network may have sent it.
+type Answer struct {
+	Text, Nonce, Signature []byte
 }
 
 // Seeker finds a configuration.
@@ -127,7 +136,7 @@ func (s Seeker) round(ctx context.Context, cards []Card, said map[string]string)
 			case err != nil:
 				s.say(said, "network card "+c.Name+" ("+c.MAC.String()+")", err)
 			default:
-				text = found
+				text = found.Text
 				cancel()
 			}
 		})
@@ -136,17 +145,27 @@ func (s Seeker) round(ctx context.Context, cards []Card, said map[string]string)
 	return text
 }
 
-// check checks a configuration that came on a card.
-func (s Seeker) check(text []byte, c Card) error {
-	config, err := node.Parse(text)
+// check checks an answer that came on a card.
+func (s Seeker) check(a Answer, c Card) error {
+	config, err := node.Parse(a.Text)
 	if err != nil {
 		return err
 	}
 	if mac, err := net.ParseMAC(config.MAC); err != nil || mac.String() != c.MAC.String() || config.Substrate != node.Metal {
 		return errors.New("the configuration that came is of another node")
 	}
-	if hash := sha256.Sum256(config.CA); s.Machine != node.AnyMachine && string(s.Machine) != hex.EncodeToString(hash[:]) {
+	if s.Machine == node.AnyMachine {
+		return nil
+	}
+	if hash := sha256.Sum256(config.CA); string(s.Machine) != hex.EncodeToString(hash[:]) {
 		return fmt.Errorf("the machine %q there has another key than the one that this image was made for (margay image build --pin)", config.Machine)
+	}
+	ca, err := x509.ParseCertificate(config.CA)
+	if err != nil {
+		return err
+	}
+	if key, ok := ca.PublicKey.(ed25519.PublicKey); !ok || !ed25519.Verify(key, node.Statement(a.Nonce, a.Text), a.Signature) {
+		return fmt.Errorf("the machine %q has not signed the configuration that came: a station there pretends to be it, or the service host has another version of Margay than this image", config.Machine)
 	}
 	return nil
 }

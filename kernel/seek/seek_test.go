@@ -2,10 +2,15 @@ package seek
 
 import (
 	"context"
+	"crypto/ed25519"
+	"crypto/rand"
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math/big"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -30,10 +35,24 @@ func config(t *testing.T, change func(*node.Config)) []byte {
 	return text
 }
 
+// machineKey makes the key of a machine, with its certificate.
+func machineKey(t *testing.T) (ca []byte, key ed25519.PrivateKey) {
+	t.Helper()
+	public, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1)}
+	if ca, err = x509.CreateCertificate(rand.Reader, template, template, public, key); err != nil {
+		t.Fatal(err)
+	}
+	return ca, key
+}
+
 // played is a Network whose answers are given in advance.
 type played struct {
 	mu      sync.Mutex
-	answers map[string][]func(context.Context) ([]byte, error) // by card; the last one stays
+	answers map[string][]func(context.Context) (Answer, error) // by card; the last one stays
 	rounds  int
 }
 
@@ -51,7 +70,7 @@ func (p *played) Cards() ([]Card, error) {
 	return all, nil
 }
 
-func (p *played) Ask(ctx context.Context, c Card) ([]byte, error) {
+func (p *played) Ask(ctx context.Context, c Card) (Answer, error) {
 	p.mu.Lock()
 	next := p.answers[c.Name][0]
 	if len(p.answers[c.Name]) > 1 {
@@ -61,32 +80,42 @@ func (p *played) Ask(ctx context.Context, c Card) ([]byte, error) {
 	return next(ctx)
 }
 
-func gives(text []byte) func(context.Context) ([]byte, error) {
-	return func(context.Context) ([]byte, error) { return text, nil }
+// gives is a network with a configuration that no machine has signed.
+func gives(text []byte) func(context.Context) (Answer, error) { return answers(Answer{Text: text}) }
+
+func answers(a Answer) func(context.Context) (Answer, error) {
+	return func(context.Context) (Answer, error) { return a, nil }
 }
 
-func fails(why string) func(context.Context) ([]byte, error) {
-	return func(context.Context) ([]byte, error) { return nil, errors.New(why) }
+func fails(why string) func(context.Context) (Answer, error) {
+	return func(context.Context) (Answer, error) { return Answer{}, errors.New(why) }
 }
 
 // waits is a network without boot services: it answers when the round is over.
-func waits(ctx context.Context) ([]byte, error) {
+func waits(ctx context.Context) (Answer, error) {
 	<-ctx.Done()
-	return nil, ctx.Err()
+	return Answer{}, ctx.Err()
 }
 
 // A node asks on all cards until it gets its own configuration, from the machine that it seeks. It
 // says each reason once.
 func TestFind(t *testing.T) {
-	want := config(t, nil)
-	hash := sha256.Sum256([]byte("certificate"))
-	p := &played{answers: map[string][]func(context.Context) ([]byte, error){
+	ca, key := machineKey(t)
+	_, other := machineKey(t)
+	ours := func(c *node.Config) { c.CA = ca }
+	want := config(t, ours)
+	signed := func(text []byte, nonce string, key ed25519.PrivateKey) func(context.Context) (Answer, error) {
+		return answers(Answer{Text: text, Nonce: []byte("now"), Signature: ed25519.Sign(key, node.Statement([]byte(nonce), text))})
+	}
+	hash := sha256.Sum256(ca)
+	p := &played{answers: map[string][]func(context.Context) (Answer, error){
 		"eth0": {
 			fails("no cable"), fails("not a node yet"), fails("not a node yet"), gives([]byte("{}")),
 			gives(config(t, func(c *node.Config) { c.MAC = "52:54:00:00:00:02" })), gives(config(t, func(c *node.Config) { c.Substrate = node.Virtual })),
-			gives(config(t, func(c *node.Config) { c.Machine, c.CA = "other", []byte("other") })), gives(want),
+			gives(config(t, func(c *node.Config) { c.Machine, c.CA = "other", []byte("other") })),
+			gives(want), signed(want, "now", other), signed(want, "before", key), signed(want, "now", key),
 		},
-		"eth1": {fails("no cable"), fails("no cable"), fails("no cable"), fails("no cable"), fails("no cable"), fails("no cable"), fails("no cable"), waits},
+		"eth1": append(slices.Repeat([]func(context.Context) (Answer, error){fails("no cable")}, 10), waits),
 	}}
 	var said []string
 	s := Seeker{Network: p, Machine: Machine(hex.EncodeToString(hash[:])), Log: func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }}
@@ -95,10 +124,13 @@ func TestFind(t *testing.T) {
 		t.Fatalf("%s, %v", text, err)
 	}
 	all := strings.Join(said, "\n")
-	for _, reason := range []string{"there is none", "no cable", "not a node yet", "configuration:", "is of another node", "another key"} {
+	for _, reason := range []string{"there is none", "no cable", "not a node yet", "configuration:", "is of another node", "another key", "has not signed"} {
 		if !strings.Contains(all, reason) {
 			t.Errorf("%q is not in:\n%s", reason, all)
 		}
+	}
+	if n := p.rounds; n != 12 {
+		t.Errorf("it has a configuration after %d rounds:\n%s", n, all)
 	}
 	if n := strings.Count(all, "not a node yet") + strings.Count(all, "eth1"); n != 2 {
 		t.Errorf("reasons are repeated:\n%s", all)
@@ -107,7 +139,7 @@ func TestFind(t *testing.T) {
 
 // Any machine will do without a hash, and a search ends with its context.
 func TestFindEnds(t *testing.T) {
-	p := &played{answers: map[string][]func(context.Context) ([]byte, error){"eth0": {gives(config(t, nil))}}}
+	p := &played{answers: map[string][]func(context.Context) (Answer, error){"eth0": {gives(config(t, nil))}}}
 	silent := func(string, ...any) {}
 	if _, err := (Seeker{Network: p, Machine: node.AnyMachine, Log: silent}).Find(t.Context()); err != nil {
 		t.Error(err)
@@ -171,8 +203,9 @@ func TestReadAnswer(t *testing.T) {
 		"SSH-2.0 200\r\nContent-Length: 0\r\n\r\n":                          "not one of HTTP",
 		"": "EOF",
 	} {
-		text, err := readAnswer(strings.NewReader(in))
-		if got := fmt.Sprint(string(text), err); err == nil && string(text) != want || err != nil && !strings.Contains(got, want) {
+		a, err := readAnswer(strings.NewReader(in))
+		text := string(a.Text)
+		if got := fmt.Sprint(text, err); err == nil && text != want || err != nil && !strings.Contains(got, want) {
 			t.Errorf("%q: %q, %v", in, text, err)
 		}
 	}
@@ -182,8 +215,8 @@ func FuzzReadAnswer(f *testing.F) {
 	f.Add("HTTP/1.0 200 OK\r\nContent-Length: 4\r\n\r\ntext")
 	f.Add("HTTP/1.1 403 Forbidden\r\nContent-Length: 1\r\n\r\na")
 	f.Fuzz(func(t *testing.T, in string) {
-		if text, err := readAnswer(strings.NewReader(in)); err == nil && !strings.Contains(in, string(text)) {
-			t.Errorf("%q gives %q", in, text)
+		if a, err := readAnswer(strings.NewReader(in)); err == nil && !strings.Contains(in, string(a.Text)) {
+			t.Errorf("%q gives %q", in, a.Text)
 		}
 	})
 }

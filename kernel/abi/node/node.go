@@ -45,6 +45,21 @@ const (
 	TokenHeader = "Margay-Token"
 )
 
+// How such a node finds out that the machine that it seeks has written the configuration that came:
+// it sends NonceSize random bytes, and gets the signature of Statement by the machine's key. Both
+// headers have hexadecimal digits.
+const (
+	NonceHeader     = "Margay-Nonce"
+	SignatureHeader = "Margay-Signature"
+	NonceSize       = 16
+)
+
+// Statement returns what a machine's key (Ed25519) signs of the text of a configuration, for the
+// one request that had the nonce.
+func Statement(nonce, text []byte) []byte {
+	return slices.Concat([]byte("Margay node configuration\n"), nonce, text)
+}
+
 // ImageWord is the word of the kernel command line that names the image which an update has given
 // the node (margay node update).
 const ImageWord = "margay.image"
