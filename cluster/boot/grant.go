@@ -18,9 +18,10 @@ func (g Grants) Arm(now time.Time, h Host) {
 	}
 }
 
-// Extend begins the time of a grant again, for a host that waits for its turn.
+// Extend begins the time of a grant again, for a host that waits for its turn. A grant whose time
+// is over stays so.
 func (g Grants) Extend(now time.Time, h Host) {
-	if _, ok := g[h.MAC]; ok {
+	if armed, ok := g[h.MAC]; ok && now.Sub(armed) <= grantTime {
 		g[h.MAC] = now
 	}
 }

@@ -196,8 +196,13 @@ func TestConfiguration(t *testing.T) {
 	refused("after that")
 	leased(time.Now().Add(-2 * grantTime))
 	refused("long after a lease")
-	leased(time.Now().Add(-2 * grantTime)) // and it has waited for its turn since
+	leased(time.Now().Add(-grantTime / 2)) // and it has waited for its turn since
 	fetch(t, "GET", url+ScriptPath, "")
+	s.mu.Lock()
+	if at := s.grants[host(0).MAC]; time.Since(at) > grantTime/4 {
+		t.Errorf("it can be fetched until %v", at.Add(grantTime))
+	}
+	s.mu.Unlock()
 	if status, body := fetch(t, "GET", url+ConfigPath, ""); status != 200 || body != "archive of secret of node0" {
 		t.Errorf("when its turn begins: status %d, %q", status, body)
 	}
@@ -257,6 +262,12 @@ func TestGrants(t *testing.T) {
 		}
 	}
 	g.Arm(start, host(1))
+	g.Extend(start.Add(grantTime), host(1))
+	if why := g.Take(start.Add(2*grantTime), host(1)); why != "" {
+		t.Errorf("a node that waits for its turn: %q", why)
+	}
+	g.Arm(start, host(1))
+	g.Extend(start.Add(grantTime+1), host(1))
 	if why := g.Take(start.Add(grantTime+1), host(1)); why == "" || len(g) != 0 {
 		t.Errorf("too late: %q, %v", why, g)
 	}

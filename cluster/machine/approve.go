@@ -92,7 +92,7 @@ func (h *holder) metalEvents() metalEvents {
 		woke: func(number id.Node) {
 			if served := h.keeps(); served != nil {
 				// An error is the holder's end, or the node's, whose next question is refused.
-				_ = h.order(served, uint32(number), order{kind: switchOn, why: "it has begun to boot"})
+				_ = h.order(served, uint32(number), order{kind: switchOn, why: "it has begun to boot", woke: true})
 			}
 		},
 		met: met,

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"margay/cluster/metal"
 	"margay/qemu/console"
@@ -47,7 +48,7 @@ func TestMetalConsole(t *testing.T) {
 	boots := func() (ended <-chan exit) {
 		t.Helper()
 		p.mu.Lock()
-		p.node(3).began = true
+		p.node(3).began = time.Now()
 		p.mu.Unlock()
 		_, ended, err := p.start(3, 1)
 		if err != nil {

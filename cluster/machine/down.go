@@ -7,11 +7,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/folder"
+	"margay/cluster/power/file"
 	"margay/cluster/serve"
 )
 
@@ -32,7 +34,15 @@ func (d Dir) downBound() time.Duration {
 	if err != nil {
 		return downWait
 	}
-	return downWait + time.Duration(len(r.Nodes))*downEach
+	bound := downWait + time.Duration(len(r.Nodes))*downEach
+	if spec.Metal.File == "" {
+		return bound
+	}
+	rack, err := file.Read(spec.Metal.File)
+	if err != nil {
+		return bound
+	}
+	return bound + offTime(rack)
 }
 
 // Down ends a machine and removes its folder. If the folder is missing or not a machine's, the
@@ -159,12 +169,35 @@ func (e *ending) remove() (gone bool, err error) {
 		return false, fmt.Errorf("machine %s: %w; end that one first", e.Name(), errBeingMade)
 	}
 	e.settleHistory(e.notice)
+	e.reportLeftOn(e.notice)
 	e.removeDoor()
 	if err := base.remove(e.Name()); err != nil {
 		return false, err
 	}
 	base.removeEmpty()
 	return true, nil
+}
+
+// leftOnName is the file with a line for each node that the holder could not switch off at the end
+// of the machine.
+const leftOnName = "left-on"
+
+// noteLeftOn adds a line to that file.
+func (d Dir) noteLeftOn(line string) error {
+	f, err := os.OpenFile(d.file(leftOnName), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(f, line)
+	return errors.Join(err, f.Close())
+}
+
+// reportLeftOn reports which nodes may run on.
+func (d Dir) reportLeftOn(told func(format string, args ...any)) {
+	text, _ := os.ReadFile(d.file(leftOnName)) // there is none, as a rule
+	for line := range strings.Lines(string(text)) {
+		told("%s", strings.TrimSuffix(line, "\n"))
+	}
 }
 
 // settleHistory retries the history records that the machine's last serve could not write, or

@@ -146,4 +146,12 @@ func TestDownBound(t *testing.T) {
 			t.Errorf("%d nodes: %v, want %v", nodes, got, want)
 		}
 	}
+	rack := filepath.Join(t.TempDir(), "machine.yaml")
+	text := "power: [{nodes: 3, driver: command, command: [x], timeout: 1m}, {nodes: 4, driver: command, command: [x]}]\n"
+	if err := errors.Join(os.WriteFile(rack, []byte(text), 0o600), d.writeSpec(Spec{Name: "m", Nodes: 2, Metal: MetalSpec{File: rack}})); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := d.downBound(), downWait+2*downEach+2*time.Minute+stopWait; got != want {
+		t.Errorf("nodes that are switched off: %v, want %v", got, want)
+	}
 }

@@ -71,9 +71,10 @@ func (s *seats) end(node id.Node) {
 	}
 }
 
-func (s *seats) stop(node id.Node) {
+func (s *seats) stop(node id.Node) <-chan error {
 	time.Sleep(time.Duration(node%2) * time.Second)
 	s.end(node)
+	return nil
 }
 
 func (s *seats) remove(node id.Node) {

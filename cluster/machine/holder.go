@@ -92,6 +92,7 @@ type order struct {
 	kind   orderKind
 	why    string
 	once   int64      // its name, if it is carried out once; 0: each time
+	woke   bool       // to start, as its machine boots: only a node that waits for that starts
 	obeyed chan error // gets nil when that has happened; buffered for that
 }
 
@@ -193,7 +194,7 @@ func (h *holder) newSubstrate(a *trust.Authority) (substrate, error) {
 		if err != nil {
 			return nil, err
 		}
-		h.patience = metalWait
+		h.patience = m.patience()
 		if h.socket, err = m.wire.Nodes.(*net.TCPListener).File(); err != nil {
 			return nil, errors.Join(err, m.close())
 		}
@@ -294,6 +295,9 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 	}
 	if _, err := h.stopNode(n, ended); err != nil {
 		h.log("%v", err)
+		if err := h.dir.noteLeftOn(fmt.Sprintf("%v; it may run on", err)); err != nil {
+			h.log("%v", err)
+		}
 	}
 }
 
@@ -301,10 +305,12 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 // channel gets the end of the node, and is nil while it does not run.
 func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, error) {
 	h.mu.Lock()
-	off := n.life.off != ""
+	off, waits := n.life.off != "", n.exit != nil && n.exit.Waits
 	h.mu.Unlock()
 	var err error
 	switch {
+	case o.woke && !waits: // it was switched off, or has started
+		return ended, nil
 	case o.kind == reboot && off:
 		return ended, control.Failf(control.Code_CODE_REFUSED, "it is switched off")
 	case o.once != 0 && o.once == n.once:
@@ -321,7 +327,10 @@ func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, err
 		n.life.switchOff(o.why) // it counts for a node that ends too late, too
 		h.mu.Unlock()
 		ran := ended != nil
-		if ended, err = h.stopNode(n, ended); err == nil && (ran || !off) {
+		if waits {
+			h.substrate.stop(n.number)
+		}
+		if ended, err = h.stopNode(n, ended); err == nil && (ran || waits || !off) {
 			h.nodeOff(n)
 		}
 		return ended, err
@@ -381,7 +390,7 @@ func (h *holder) startNow(n *heldNode) (<-chan exit, error) {
 	h.mu.Unlock()
 	pid, ended, err := h.substrate.start(n.number, n.term)
 	if errors.Is(err, errAsleep) {
-		h.nodeAsleep(n)
+		h.nodeAsleep(n, err)
 		return nil, err
 	}
 	if err != nil {
@@ -411,10 +420,12 @@ func (h *holder) stopNode(n *heldNode, ended <-chan exit) (<-chan exit, error) {
 	if ended == nil {
 		return nil, nil
 	}
-	h.substrate.stop(n.number)
+	failed := h.substrate.stop(n.number)
 	select {
 	case <-ended:
 		return nil, nil
+	case err := <-failed:
+		return ended, fmt.Errorf("node%d does not end: %w", n.number, err)
 	case <-time.After(cmp.Or(h.patience, stopWait)):
 		return ended, fmt.Errorf("node%d does not end", n.number)
 	}
@@ -546,11 +557,12 @@ func (h *holder) nodeOff(n *heldNode) {
 	h.reportOff(n)
 }
 
-// nodeAsleep notes that a node starts when it is switched on by hand, and reports that to serve.
-func (h *holder) nodeAsleep(n *heldNode) {
+// nodeAsleep notes that a node starts when it is switched on by hand, why, and reports that to
+// serve.
+func (h *holder) nodeAsleep(n *heldNode, why error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	n.life.switchOff(errAsleep.Error())
+	n.life.switchOff(why.Error())
 	h.log("node%d: %s", n.number, n.life.off)
 	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: n.life.off, Off: true, Waits: true}
 	h.tell(n, n.exit)

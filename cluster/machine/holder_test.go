@@ -44,7 +44,7 @@ func (p *playedSubstrate) start(node id.Node, _ uint32) (int, <-chan exit, error
 	return 1000 + int(node), p.ends[node], nil
 }
 
-func (p *playedSubstrate) stop(node id.Node) {
+func (p *playedSubstrate) stop(node id.Node) <-chan error {
 	if p.stopping != nil {
 		p.stopping()
 	}
@@ -52,6 +52,7 @@ func (p *playedSubstrate) stop(node id.Node) {
 	defer p.mu.Unlock()
 	p.stopped = append(p.stopped, node)
 	p.ends[node] <- exit{Reason: "it was stopped"}
+	return nil
 }
 
 func (p *playedSubstrate) remove(id.Node) {}

@@ -215,7 +215,7 @@ func unplug(name string) error {
 }
 
 // stop implements substrate.
-func (h *hosted) stop(node id.Node) {
+func (h *hosted) stop(node id.Node) (failed <-chan error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if n := h.nodes[node]; n != nil {
@@ -223,6 +223,7 @@ func (h *hosted) stop(node id.Node) {
 		_ = n.cmd.Process.Kill()
 		delete(h.nodes, node)
 	}
+	return nil
 }
 
 // remove implements substrate. The network card of a node goes with its network namespace. What

@@ -59,8 +59,8 @@ type metalNodes struct {
 	cards   *metal.Cards
 	nodes   map[id.Node]*metalNode
 	left    map[boot.MAC]departed
-	others  []metal.Offer // of other DHCP servers
-	trouble string        // of the interface
+	others  []rival
+	trouble string // of the interface
 	ownCard boot.MAC
 }
 
@@ -78,8 +78,9 @@ const departedTime = 15 * time.Minute
 type metalNode struct {
 	phase   metalPhase
 	term    uint32
-	began   bool           // it has begun to boot, so a start need not switch it on
+	began   time.Time      // when it has begun to boot alone: for beginTime a start need not switch it on
 	runs    bool           // its Linux may run: it has its configuration, and was not seen to end
+	blind   bool           // its driver cannot switch it off
 	probing bool           // it is being found out whether it is still up
 	warned  time.Time      // when a request in its name was logged last
 	ended   chan exit      // gets its end; nil: it does not run
@@ -91,6 +92,13 @@ type metalNode struct {
 	patience  time.Duration
 }
 
+// beginTime is how long the firmware of a machine that has begun to boot asks on.
+const beginTime = time.Minute
+
+// boots reports whether the machine of a node has begun to boot unasked. The caller holds
+// metalNodes.mu.
+func (n *metalNode) boots() bool { return time.Since(n.began) < beginTime }
+
 type metalPhase int
 
 const (
@@ -101,8 +109,8 @@ const (
 	handed                    // it has its configuration: it boots Linux, or is up
 )
 
-// errAsleep reports a node that cannot be switched on from here.
-var errAsleep = errors.New("waiting until it is switched on by hand: it has no entry below power in the machine file")
+// errAsleep reports a node that cannot be started from here.
+var errAsleep = errors.New("waiting until it is switched on by hand")
 
 // newMetal opens the boot network and serves it.
 func newMetal(s Spec, d Dir, a *trust.Authority, events metalEvents) (m *metalNodes, err error) {
@@ -176,7 +184,7 @@ func (m *metalNodes) asks(now time.Time, q boot.Question) (refusal string) {
 		return q.Why
 	}
 	if own := m.spec.Metal.Plan.Server.Addr(); q.Server.IsValid() && q.Server != own && !m.spec.Metal.Proxy {
-		m.rival(metal.Offer{Server: q.Server, Boots: true})
+		m.meets(now, metal.Offer{Server: q.Server, Boots: true}, false)
 	}
 	delete(m.left, q.MAC) // its Linux has ended
 	if number, known := m.cards.Node(q.MAC); known && m.node(number).phase != handed && m.cards.Release(now, q.MAC, q.UUID) {
@@ -197,7 +205,7 @@ func (m *metalNodes) asks(now time.Time, q boot.Question) (refusal string) {
 	}
 	switch n.phase {
 	case asleep:
-		n.phase, n.began = waking, true
+		n.phase, n.began, n.runs = waking, time.Now(), false
 		m.running.Go(func() { m.events.woke(number) })
 		return m.detain(q.MAC)
 	case waking:
@@ -279,7 +287,7 @@ func (m *metalNodes) probe(number id.Node, n *metalNode, ended chan exit) {
 		n.warned = now
 		m.events.log("node%d: a request for an address came from its network card, but it is still up: another machine may use the card's address", number)
 	default:
-		n.began, n.runs = true, false
+		n.began, n.runs = time.Now(), false
 		m.over(number, n, ended, exit{Reason: "it has begun to boot again"})
 	}
 }
@@ -374,9 +382,15 @@ func (m *metalNodes) start(number id.Node, term uint32) (int, <-chan exit, error
 	if err := m.findDriver(number, n); err != nil {
 		return 0, nil, err
 	}
-	if n.driver == nil && !n.began {
+	switch {
+	case n.boots():
+	case n.driver == nil:
 		n.phase = asleep
-		return 0, nil, errAsleep
+		return 0, nil, fmt.Errorf("%w: it has no entry below power in the machine file", errAsleep)
+	case n.blind && n.runs:
+		n.phase = asleep
+		m.running.Go(func() { m.wake(number, n) })
+		return 0, nil, fmt.Errorf("%w: it may run on, and its driver cannot switch it off", errAsleep)
 	}
 	mac, address, ok := m.place(number)
 	if !ok && !m.cards.Named(number) {
@@ -390,10 +404,10 @@ func (m *metalNodes) start(number id.Node, term uint32) (int, <-chan exit, error
 	}
 	m.endConsole(number, n)
 	n.phase, n.ended = booting, make(chan exit, 1)
-	if ended := n.ended; !n.began {
+	if ended := n.ended; !n.boots() {
 		m.running.Go(func() { m.switchOn(number, n, ended) })
 	}
-	n.began = false
+	n.began = time.Time{}
 	return 0, n.ended, nil
 }
 
@@ -432,7 +446,9 @@ func (m *metalNodes) join(number id.Node, mac boot.MAC) error {
 		m.cards.Leave(number)
 		return fmt.Errorf("record the network card of node%d: %w", number, err)
 	}
-	m.node(number).began = waits
+	if waits {
+		m.node(number).began = time.Now()
+	}
 	return nil
 }
 
@@ -482,7 +498,7 @@ func (m *metalNodes) guests() *control.Guests {
 		all.Notices = append(all.Notices, m.trouble)
 	}
 	for _, o := range m.others {
-		all.Notices = append(all.Notices, fmt.Sprintf("%s: %s: it can keep nodes from their boot", m.spec.Metal.Interface, otherServer(o)))
+		all.Notices = append(all.Notices, fmt.Sprintf("%s: %s: it can keep nodes from their boot", m.spec.Metal.Interface, otherServer(o.Offer)))
 	}
 	return all
 }

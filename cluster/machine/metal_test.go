@@ -351,9 +351,9 @@ func TestMetalProxy(t *testing.T) {
 		other := netip.MustParseAddr("10.8.0.9")
 		p.asks(time.Now(), boot.Question{Kind: boot.Request, MAC: cardOf(1), Means: boot.ByScript, Server: other})
 		p.mu.Lock()
-		p.rival(metal.Offer{Server: netip.MustParseAddr("10.8.0.10"), Boots: true})
+		p.meets(time.Now(), metal.Offer{Server: netip.MustParseAddr("10.8.0.10"), Boots: true}, true)
 		for n := range byte(2 * mostRivals) {
-			p.rival(metal.Offer{Server: netip.AddrFrom4([4]byte{10, 8, 1, n})})
+			p.meets(time.Now(), metal.Offer{Server: netip.AddrFrom4([4]byte{10, 8, 1, n})}, false)
 		}
 		p.mu.Unlock()
 		notices := p.guests().Notices

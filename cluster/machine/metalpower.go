@@ -4,18 +4,33 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"time"
 
 	"margay/cluster/boot"
 	"margay/cluster/power"
+	"margay/cluster/power/file"
+	"margay/cluster/power/wake"
 	"margay/kernel/abi/id"
 )
 
 // findDriver makes the driver of a node, if the machine file has one. The caller holds m.mu.
-func (m *metalNodes) findDriver(number id.Node, n *metalNode) (err error) {
-	if n.driver == nil && m.power != nil && m.power.Switched(uint32(number)) {
-		n.driver, n.patience, err = m.power.Driver(uint32(number))
+func (m *metalNodes) findDriver(number id.Node, n *metalNode) error {
+	if n.driver != nil || m.power == nil || !m.power.Switched(uint32(number)) {
+		return nil
 	}
-	return err
+	driver, patience, err := m.power.Driver(uint32(number))
+	if err != nil {
+		return err
+	}
+	// An address that the file lacks means everywhere, where Linux sends to its default route
+	// alone.
+	if card, ok := driver.(wake.Card); ok && card.Broadcast.Addr() == wake.Everywhere {
+		card.Broadcast = netip.AddrPortFrom(m.spec.Metal.Plan.Broadcast(), card.Broadcast.Port())
+		driver = card
+	}
+	n.driver, n.patience = driver, patience
+	return nil
 }
 
 // switchOn switches a node on when it is its turn, or resets it if it is on: something else may run
@@ -29,7 +44,7 @@ func (m *metalNodes) switchOn(number id.Node, n *metalNode, ended chan exit) {
 	if err != nil {
 		return // the machine ends, and the node with it
 	}
-	err = m.switched(n, func(ctx context.Context) error {
+	err = m.switched(m.ctx, n, func(ctx context.Context) error {
 		if !m.awaits(n, ended) {
 			return nil
 		}
@@ -47,6 +62,17 @@ func (m *metalNodes) switchOn(number id.Node, n *metalNode, ended chan exit) {
 	}
 }
 
+// wake switches a node on that may be on: nothing happens then. When it boots it wakes.
+func (m *metalNodes) wake(number id.Node, n *metalNode) {
+	err := m.switched(m.ctx, n, func(ctx context.Context) error {
+		_, err := power.Carry(ctx, n.driver, power.SwitchOn)
+		return err
+	})
+	if err != nil && m.ctx.Err() == nil {
+		m.events.log("node%d: switch it on: %v", number, err)
+	}
+}
+
 // awaits reports whether a start of a node goes on, and the node has not got its configuration.
 func (m *metalNodes) awaits(n *metalNode, ended chan exit) bool {
 	m.mu.Lock()
@@ -54,40 +80,84 @@ func (m *metalNodes) awaits(n *metalNode, ended chan exit) bool {
 	return n.ended == ended && n.phase == booting
 }
 
+// patience bounds how long a node may take to end: an action on its power that is under way, and
+// the one that switches it off.
+func (m *metalNodes) patience() time.Duration {
+	if m.power == nil {
+		return stopWait
+	}
+	return offTime(m.power)
+}
+
+// offTime is patience for the nodes of a machine file.
+func offTime(rack *file.Machine) time.Duration { return 2*rack.Timeout() + stopWait }
+
+// runsOn is the reason of the end of a node that cannot be switched off from here.
+const runsOn = "it is ended, and runs on until it is switched off by hand"
+
 // stop implements substrate. A node that cannot be switched off from here gets no answer any more.
-func (m *metalNodes) stop(number id.Node) {
+func (m *metalNodes) stop(number id.Node) <-chan error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := m.node(number)
-	ended := n.ended
-	n.began = false
-	if n.driver == nil {
-		m.over(number, n, ended, exit{Reason: "it is ended, and runs on until it is switched off by hand"})
-		return
+	ended, was := n.ended, n.phase
+	n.phase, n.began = stopped, time.Time{}
+	if mac, ok := m.cards.MAC(number); ok && was == waking {
+		m.boot.services.Forget(mac) // it is detained
 	}
-	n.phase = stopped
+	if ended == nil {
+		return nil
+	}
+	if n.driver == nil {
+		m.over(number, n, ended, exit{Reason: runsOn})
+		return nil
+	}
 	m.boot.services.Remove(number)
+	failed := make(chan error, 1)
 	m.running.Go(func() {
-		err := m.switched(n, func(ctx context.Context) error {
+		// It goes on when the machine ends: close waits for it.
+		err := m.switched(context.WithoutCancel(m.ctx), n, func(ctx context.Context) error {
 			_, err := power.Carry(ctx, n.driver, power.SwitchOff)
 			return err
 		})
-		if err != nil && !errors.Is(err, power.ErrUnsupported) {
-			m.events.log("node%d is not switched off: %v", number, err)
-			return // the holder waits in vain, and reports that
-		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		n.runs = false
-		m.over(number, n, ended, exit{Reason: "it was switched off"})
+		switch {
+		case errors.Is(err, power.ErrUnsupported):
+			n.blind = true
+			m.over(number, n, ended, exit{Reason: runsOn})
+		case err != nil:
+			m.goesOn(number, n, ended, was)
+			failed <- fmt.Errorf("switch it off: %w", err)
+		default:
+			n.runs = false
+			m.over(number, n, ended, exit{Reason: "it was switched off"})
+		}
 	})
+	return failed
+}
+
+// goesOn takes back that a node, which could not be switched off, gets no answer. The caller holds
+// m.mu.
+func (m *metalNodes) goesOn(number id.Node, n *metalNode, ended chan exit, phase metalPhase) {
+	if n.ended != ended {
+		return
+	}
+	n.phase = phase
+	mac, address, ok := m.place(number)
+	if phase != booting || !ok {
+		return
+	}
+	if err := m.boot.services.Settle(boot.Host{Node: number, MAC: mac, Address: address.Addr()}); err != nil {
+		m.over(number, n, ended, exit{Reason: err.Error(), Off: true})
+	}
 }
 
 // switched carries out an action on the power of a node.
-func (m *metalNodes) switched(n *metalNode, act func(context.Context) error) error {
+func (m *metalNodes) switched(ctx context.Context, n *metalNode, act func(context.Context) error) error {
 	n.switching.Lock()
 	defer n.switching.Unlock()
-	ctx, cancel := context.WithTimeoutCause(m.ctx, n.patience, fmt.Errorf("timed out after %v", n.patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, n.patience, fmt.Errorf("timed out after %v", n.patience))
 	defer cancel()
 	return act(ctx)
 }

@@ -20,21 +20,50 @@ func otherServer(o metal.Offer) string {
 	return fmt.Sprintf("another DHCP server, %v, answers there", o.Server)
 }
 
-// mostRivals bounds the other DHCP servers that are reported: any station can play them.
-const mostRivals = 8
+// rival is another DHCP server.
+type rival struct {
+	metal.Offer
+	seen bool      // it has answered this host; otherwise a station has named it
+	last time.Time // when that happened last
+}
 
-// rival notes an offer of another DHCP server. The server of the site is none, unless it names
-// something to boot. The caller holds m.mu.
-func (m *metalNodes) rival(o metal.Offer) {
-	known := slices.ContainsFunc(m.others, func(other metal.Offer) bool { return other.Server == o.Server })
-	if known || len(m.others) >= mostRivals || m.spec.Metal.Proxy && !o.Boots {
+// Other DHCP servers are reported, so many, for so long after they were seen or named.
+const (
+	mostRivals = 8 // any station can play them
+	rivalTime  = 3 * metal.WatchPause
+)
+
+// meets notes an offer of another DHCP server. The server of the site is none, unless it names
+// something to boot. A server that was seen takes the place of one that was named. The caller holds
+// m.mu.
+func (m *metalNodes) meets(now time.Time, o metal.Offer, seen bool) {
+	if m.spec.Metal.Proxy && !o.Boots {
 		return
 	}
-	m.others = append(m.others, o)
+	if i := slices.IndexFunc(m.others, func(r rival) bool { return r.Server == o.Server }); i >= 0 {
+		m.others[i].seen, m.others[i].last = m.others[i].seen || seen, now
+		return
+	}
+	if len(m.others) >= mostRivals {
+		named := slices.IndexFunc(m.others, func(r rival) bool { return !r.seen })
+		if !seen || named < 0 {
+			return
+		}
+		m.others = slices.Delete(m.others, named, named+1)
+	}
+	m.others = append(m.others, rival{o, seen, now})
 	m.running.Go(func() {
 		m.events.log("%s: %s", m.spec.Metal.Interface, otherServer(o))
 		m.events.changed()
 	})
+}
+
+// forgetRivals forgets other DHCP servers that have been silent, and reports whether there were
+// any. The caller holds m.mu.
+func (m *metalNodes) forgetRivals(now time.Time) bool {
+	before := len(m.others)
+	m.others = slices.DeleteFunc(m.others, func(r rival) bool { return now.Sub(r.last) > rivalTime })
+	return len(m.others) < before
 }
 
 // watch looks for other DHCP servers.
@@ -42,7 +71,7 @@ func (m *metalNodes) watch(ctx context.Context) {
 	err := m.wire.Watch(ctx, m.spec.Metal.Plan.Server.Addr(), func(o metal.Offer) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		m.rival(o)
+		m.meets(time.Now(), o, true)
 	})
 	if err != nil && ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
 		m.events.log("%s: other DHCP servers stay unseen: %v", m.spec.Metal.Interface, err)
@@ -109,7 +138,7 @@ func (m *metalNodes) attended(trouble string, bound, changed bool) {
 // expirePause is the time between two looks for guests that have gone.
 const expirePause = 30 * time.Second
 
-// expire forgets guests that have gone.
+// expire forgets guests, and other DHCP servers, that have gone.
 func (m *metalNodes) expire() {
 	ticker := time.NewTicker(expirePause)
 	defer ticker.Stop()
@@ -121,8 +150,9 @@ func (m *metalNodes) expire() {
 			for _, mac := range gone {
 				m.boot.services.Forget(mac)
 			}
+			fewer := m.forgetRivals(now)
 			m.mu.Unlock()
-			if len(gone) > 0 {
+			if fewer || len(gone) > 0 {
 				m.events.changed()
 			}
 		case <-m.ctx.Done():

@@ -251,13 +251,14 @@ func (l *launch) kill() {
 }
 
 // stop implements substrate.
-func (r *remote) stop(number id.Node) {
+func (r *remote) stop(number id.Node) (failed <-chan error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if l := r.nodes[number]; l != nil {
 		l.stop()
 		delete(r.nodes, number)
 	}
+	return nil
 }
 
 // remove implements substrate: nothing of a node is in the machine's folder but its console.

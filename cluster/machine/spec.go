@@ -358,8 +358,9 @@ type substrate interface {
 	// start starts a node, or starts it again, and returns its pid and a channel that gets its end.
 	// The term is its number's.
 	start(node id.Node, term uint32) (pid int, ended <-chan exit, err error)
-	// stop ends a node.
-	stop(node id.Node)
+	// stop ends a node, and keeps one that waits until it is switched on from starting. The channel
+	// gets the error if the node cannot be ended after all, and it goes on then; nil: it can.
+	stop(node id.Node) (failed <-chan error)
 	// remove frees what starts of a node that has ended for good have left.
 	remove(node id.Node)
 	// close ends the parts that the nodes share.
@@ -368,9 +369,5 @@ type substrate interface {
 
 var errUnknownSubstrate = errors.New("unknown substrate")
 
-// stopWait bounds how long the holder waits for the end of a process, and metalWait for the power
-// of a node.
-const (
-	stopWait  = 5 * time.Second
-	metalWait = 12 * time.Second
-)
+// stopWait bounds how long the holder waits for the end of a process.
+const stopWait = 5 * time.Second

@@ -306,7 +306,7 @@ func (v *virtual) bootFromNetwork(number id.Node, term uint32, config *qemu.Conf
 }
 
 // stop implements substrate.
-func (v *virtual) stop(node id.Node) {
+func (v *virtual) stop(node id.Node) (failed <-chan error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if vm := v.vms[node]; vm != nil {
@@ -314,6 +314,7 @@ func (v *virtual) stop(node id.Node) {
 			fmt.Fprintln(os.Stderr, err)
 		}
 	}
+	return nil
 }
 
 // close implements substrate.

@@ -28,15 +28,16 @@ func TestPlan(t *testing.T) {
 		server, addresses string
 		nodes, guests     int
 		first, last       string // of nodes
+		broadcast         string
 	}{
-		{"10.8.0.1/24", "10.8.0.0/24", 190, 63, "10.8.0.2/24", "10.8.0.191/24"},
-		{"10.8.0.3/28", "10.8.0.0/28", 10, 3, "10.8.0.1/28", "10.8.0.11/28"},
-		{"10.8.0.1/16", "10.8.4.0/28", 11, 3, "10.8.4.1/16", "10.8.4.11/16"},
-		{"10.8.0.1/16", "10.8.0.0/16", 1000, 64, "10.8.0.2/16", "10.8.3.233/16"},
+		{"10.8.0.1/24", "10.8.0.0/24", 190, 63, "10.8.0.2/24", "10.8.0.191/24", "10.8.0.255"},
+		{"10.8.0.3/28", "10.8.0.0/28", 10, 3, "10.8.0.1/28", "10.8.0.11/28", "10.8.0.15"},
+		{"10.8.0.1/16", "10.8.4.0/28", 11, 3, "10.8.4.1/16", "10.8.4.11/16", "10.8.255.255"},
+		{"10.8.0.1/16", "10.8.0.0/16", 1000, 64, "10.8.0.2/16", "10.8.3.233/16", "10.8.255.255"},
 	} {
 		p := plan(c.server, c.addresses)
-		if err := p.Check(); err != nil || p.Nodes() != c.nodes || p.Guests() != c.guests {
-			t.Errorf("%v: %d nodes, %d guests, %v", p, p.Nodes(), p.Guests(), err)
+		if err := p.Check(); err != nil || p.Nodes() != c.nodes || p.Guests() != c.guests || p.Broadcast().String() != c.broadcast {
+			t.Errorf("%v: %d nodes, %d guests, all of them at %v, %v", p, p.Nodes(), p.Guests(), p.Broadcast(), err)
 		}
 		seen := map[netip.Addr]bool{p.Server.Addr(): true}
 		for n := range id.Node(p.Nodes()) {

@@ -72,6 +72,13 @@ func (p Plan) Number(a netip.Addr) (n id.Node, ok bool) {
 // guest returns the address of a place for a guest.
 func (p Plan) guest(place int) netip.Addr { return p.at(p.usable() - 1 - place) }
 
+// Broadcast returns the address of all stations of the boot network.
+func (p Plan) Broadcast() netip.Addr {
+	var a [4]byte
+	binary.BigEndian.PutUint32(a[:], number(p.Server.Addr())|^uint32(0)>>p.Server.Bits())
+	return netip.AddrFrom4(a)
+}
+
 // usable is the number of addresses that hosts can have.
 func (p Plan) usable() int {
 	n := 1<<(32-p.Range.Bits()) - 2

@@ -14,10 +14,10 @@ import (
 	"margay/cluster/boot"
 )
 
-// watchPause is the time between two questions for other DHCP servers.
-const watchPause = 5 * time.Minute
+// WatchPause is the time between two questions for other DHCP servers.
+const WatchPause = 5 * time.Minute
 
-// mostServers bounds how many other servers are reported.
+// mostServers bounds how many other servers are reported each time.
 const mostServers = 8
 
 // Offer is what another DHCP server has answered.
@@ -27,8 +27,8 @@ type Offer struct {
 }
 
 // Watch asks for an address as a machine that boots does, again and again until ctx ends, and
-// reports each server other than this host that offers one. Such a server can keep nodes from their
-// boot, or give them something else to boot. An error says that it cannot be known.
+// reports each server other than this host that offers one, each time. Such a server can keep nodes
+// from their boot, or give them something else to boot. An error says that it cannot be known.
 func (w *Wire) Watch(ctx context.Context, own netip.Addr, report func(Offer)) error {
 	conn, err := w.packets("", dhcpv4.ClientPort)
 	if err != nil {
@@ -49,7 +49,7 @@ func watch(ctx context.Context, conn net.PacketConn, mac boot.MAC, own netip.Add
 			if err := ask(conn, mac); err != nil && ctx.Err() == nil {
 				return err
 			}
-			next = now.Add(watchPause)
+			next, seen = now.Add(WatchPause), nil
 		}
 		_ = conn.SetReadDeadline(next) // fails only on a closed connection, which the read notices
 		n, from, err := conn.ReadFrom(buf)

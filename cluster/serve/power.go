@@ -14,8 +14,9 @@ import (
 	"margay/internal/printable"
 )
 
-// holderTimeout bounds how long the holder may take to stop a node, to start it, or both.
-const holderTimeout = 30 * time.Second
+// holderTimeout bounds how long the holder may take to stop a node, to start it, or both. By
+// default each of two actions on the power of a node may take 30 s.
+const holderTimeout = 75 * time.Second
 
 // powerOrder is an order of an operator that the holder carries out: to end nodes, to start them,
 // or both.

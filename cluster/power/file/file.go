@@ -309,6 +309,15 @@ func (m *Machine) Switched(node uint32) bool {
 	return ok
 }
 
+// Timeout returns how long an action on one node may take at most, on the node with the longest
+// time; 0: the file has no node that it says how to switch.
+func (m *Machine) Timeout() (most time.Duration) {
+	for _, e := range m.nodes {
+		most = max(most, e.timeout)
+	}
+	return most
+}
+
 // Nodes returns the nodes whose power the file says how to switch, in order.
 func (m *Machine) Nodes() []uint32 {
 	var nodes []uint32
@@ -390,7 +399,7 @@ func (e entry) driver(node uint32, password func() (string, error)) (power.Drive
 		if err != nil || len(card) != 6 {
 			return nil, fmt.Errorf("mac is %q, not the address of a network card, such as 52:54:00:12:34:56", e.MAC)
 		}
-		to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), 9)
+		to := netip.AddrPortFrom(wake.Everywhere, 9)
 		if address != "" {
 			if to, err = netip.ParseAddrPort(address); err != nil || !to.Addr().Is4() {
 				return nil, fmt.Errorf("address is %q, not an IPv4 address and a port, such as 10.8.255.255:9", address)

@@ -15,6 +15,10 @@ import (
 // copies is how many datagrams are sent, since any of them may be lost.
 const copies = 3
 
+// Everywhere is the address of all stations of the network that the default route of this host
+// leads to.
+var Everywhere = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+
 // Card is the network card of a node. It implements power.Driver.
 type Card struct {
 	Address   net.HardwareAddr // 6 bytes
