@@ -60,12 +60,45 @@ func (m *mount) open(path string, flags, mode uint64) (*os.File, error) {
 }
 
 // find opens a file by its number, whatever it is, to look at it.
-func (m *mount) find(node uint64) (*os.File, error) {
+func (m *mount) find(node uint64) (*os.File, *unix.Stat_t, error) {
 	path, err := m.path(node)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return m.open(path, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	f, err := m.open(path, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	var st unix.Stat_t
+	err = unix.Fstat(int(f.Fd()), &st)
+	if err == nil {
+		err = m.still(node, &st)
+	}
+	if err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	return f, &st, nil
+}
+
+// on calls do with a file, which it may look at and whose attributes it may change: the one that
+// has the name, or else, if ranks have it open, the one that they have open.
+func (m *mount) on(node uint64, do func(f *os.File, st *unix.Stat_t) error) error {
+	f, st, err := m.find(node)
+	if err == nil {
+		defer f.Close()
+		return do(f, st)
+	}
+	h := m.opened(node)
+	if h == nil {
+		return err
+	}
+	defer m.done(h)
+	st = new(unix.Stat_t)
+	if err := unix.Fstat(int(h.file.Fd()), st); err != nil {
+		return err
+	}
+	return do(h.file, st)
 }
 
 // in opens a folder by its number, and calls do with it.
@@ -115,12 +148,12 @@ func (m *mount) do(r fuse.Request, answer []byte) ([]byte, error) {
 		m.forget(r.Forgets)
 		return answer, nil
 	case fuse.GetAttr:
-		return m.attr(answer, &r, r.Flags&fuse.GetAttrByFH != 0)
+		return m.attr(answer, r.Node)
 	case fuse.SetAttr:
 		if err := m.setAttr(&r); err != nil {
 			return nil, err
 		}
-		return m.attr(answer, &r, r.Valid&fuse.SetHandle != 0)
+		return m.attr(answer, r.Node)
 	case fuse.ReadLink:
 		return m.readLink(answer, r.Node)
 	case fuse.Symlink:
@@ -253,35 +286,13 @@ func (m *mount) lookup(answer []byte, folder uint64, name string) ([]byte, error
 	return answer, err
 }
 
-// attr appends the attributes of a file. One that has no name any more may still be open.
-func (m *mount) attr(answer []byte, r *fuse.Request, byHandle bool) ([]byte, error) {
-	var st unix.Stat_t
-	f, err := m.find(r.Node)
-	if err == nil {
-		defer f.Close()
-		err = unix.Fstat(int(f.Fd()), &st)
-	}
-	m.mu.Lock()
-	if i := m.inodes[r.Node]; err == nil && i != nil && i.number != fuse.RootNode && (i.dev != st.Dev || i.ino != st.Ino) {
-		err = unix.ESTALE // another file has its name
-	}
-	m.mu.Unlock()
-	if err != nil {
-		var h *handle
-		if byHandle {
-			h, _ = m.handle(r.Handle)
-		} else {
-			h = m.opened(r.Node)
-		}
-		if h == nil {
-			return nil, err
-		}
-		defer m.done(h)
-		if err := unix.Fstat(int(h.file.Fd()), &st); err != nil {
-			return nil, err
-		}
-	}
-	return fuse.AppendAttr(answer, m.attributes(&st), m.valid()), nil
+// attr appends the attributes of a file.
+func (m *mount) attr(answer []byte, node uint64) ([]byte, error) {
+	err := m.on(node, func(_ *os.File, st *unix.Stat_t) error {
+		answer = fuse.AppendAttr(answer, m.attributes(st), m.valid())
+		return nil
+	})
+	return answer, err
 }
 
 // permissions returns the permissions that a regular file may get.
@@ -309,20 +320,11 @@ func (m *mount) setAttr(r *fuse.Request) error {
 	if r.Valid&(fuse.SetMode|fuse.SetATime|fuse.SetMTime) == 0 {
 		return nil
 	}
-	f, err := m.find(r.Node)
-	if err != nil {
-		h := m.opened(r.Node)
-		if h == nil {
-			return err
-		}
-		defer m.done(h)
-		return setOpen(int(h.file.Fd()), r)
-	}
-	defer f.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return err
-	}
+	return m.on(r.Node, func(f *os.File, st *unix.Stat_t) error { return set(f, st, r) })
+}
+
+// set sets the mode and the times of a file.
+func set(f *os.File, st *unix.Stat_t, r *fuse.Request) error {
 	if r.Valid&fuse.SetMode != 0 {
 		mode := r.Mode & 0o7777
 		switch st.Mode & unix.S_IFMT {
@@ -338,41 +340,12 @@ func (m *mount) setAttr(r *fuse.Request) error {
 	if r.Valid&(fuse.SetATime|fuse.SetMTime) == 0 {
 		return nil
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
-		return unix.UtimesNanoAt(unix.AT_FDCWD, magic(f), times(r), 0)
-	}
-	return m.setLinkTimes(r)
+	return unix.UtimesNanoAt(unix.AT_FDCWD, magic(f), times(r), 0)
 }
 
-// magic is a name of an open file that is not a link. The file may be opened with O_PATH.
+// magic is a name of an open file, which leads to this file whatever its other names are. The file
+// may be opened with O_PATH, and may be a link: Linux follows the name, and not the link.
 func magic(f *os.File) string { return filepath.Join("/proc/self/fd", itoa(int(f.Fd()))) }
-
-// setOpen sets attributes of a file that has no name.
-func setOpen(fd int, r *fuse.Request) error {
-	if r.Valid&fuse.SetMode != 0 {
-		if err := unix.Fchmod(fd, permissions(r.Mode)); err != nil {
-			return err
-		}
-	}
-	if r.Valid&(fuse.SetATime|fuse.SetMTime) == 0 {
-		return nil
-	}
-	return unix.UtimesNanoAt(unix.AT_FDCWD, "/proc/self/fd/"+itoa(fd), times(r), 0)
-}
-
-// setLinkTimes sets the times of a link.
-func (m *mount) setLinkTimes(r *fuse.Request) error {
-	path, err := m.path(r.Node)
-	if err != nil {
-		return err
-	}
-	f, err := m.open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return unix.UtimesNanoAt(int(f.Fd()), filepath.Base(path), times(r), unix.AT_SYMLINK_NOFOLLOW)
-}
 
 // times returns the times that a request sets.
 func times(r *fuse.Request) []unix.Timespec {
@@ -411,7 +384,7 @@ func (m *mount) truncate(r *fuse.Request) error {
 }
 
 func (m *mount) readLink(answer []byte, node uint64) ([]byte, error) {
-	f, err := m.find(node)
+	f, _, err := m.find(node)
 	if err != nil {
 		return nil, err
 	}
@@ -461,34 +434,24 @@ func (m *mount) rename(r *fuse.Request) error {
 }
 
 func (m *mount) link(answer []byte, r *fuse.Request) ([]byte, error) {
-	path, err := m.path(r.NewDir) // of the file
-	if err != nil {
-		return nil, err
-	}
-	from, err := m.open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer from.Close()
-	return m.make(answer, r, func(to int) error { return unix.Linkat(int(from.Fd()), filepath.Base(path), to, r.Name, 0) })
+	return m.make(answer, r, func(to int) error {
+		return m.on(r.NewDir, func(f *os.File, _ *unix.Stat_t) error { // NewDir is the file
+			return unix.Linkat(unix.AT_FDCWD, magic(f), to, r.Name, unix.AT_SYMLINK_FOLLOW)
+		})
+	})
 }
 
 // regular opens a regular file by its number.
 func (m *mount) regular(node uint64, flags uint32) (*os.File, *unix.Stat_t, error) {
-	path, err := m.path(node)
+	seen, st, err := m.find(node)
 	if err != nil {
 		return nil, nil, err
 	}
-	var st unix.Stat_t
-	seen, err := m.open(path, unix.O_PATH|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return nil, nil, err
-	}
-	err = unix.Fstat(int(seen.Fd()), &st)
 	seen.Close()
-	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
-		err = unix.EACCES // opening a device or a pipe has effects
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, nil, unix.EACCES // opening a device or a pipe has effects
 	}
+	path, err := m.path(node)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -496,18 +459,14 @@ func (m *mount) regular(node uint64, flags uint32) (*os.File, *unix.Stat_t, erro
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := checkRegular(f, &st); err != nil {
+	if err := checkRegular(f, st); err != nil {
 		return nil, nil, err
 	}
-	m.mu.Lock()
-	i := m.inodes[node]
-	moved := i == nil || i.dev != st.Dev || i.ino != st.Ino
-	m.mu.Unlock()
-	if moved {
+	if err := m.still(node, st); err != nil {
 		f.Close()
-		return nil, nil, unix.ESTALE // the node looks again
+		return nil, nil, err
 	}
-	return f, &st, nil
+	return f, st, nil
 }
 
 // checkRegular closes a file that is not a regular one.

@@ -125,6 +125,17 @@ func (m *mount) path(number uint64) (string, error) {
 	return path, nil
 }
 
+// still returns an error, upon which the node looks again, if another file has the name of the one
+// with this number.
+func (m *mount) still(number uint64, st *unix.Stat_t) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if i := m.inodes[number]; i == nil || number != fuse.RootNode && (i.dev != st.Dev || i.ino != st.Ino) {
+		return unix.ESTALE
+	}
+	return nil
+}
+
 // enter returns the number of a file that the node is about to remember under a name in a folder.
 func (m *mount) enter(folder uint64, name string, st *unix.Stat_t) (uint64, error) {
 	m.mu.Lock()

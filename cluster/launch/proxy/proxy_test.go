@@ -223,6 +223,88 @@ func TestCache(t *testing.T) {
 	}
 }
 
+// set changes attributes as SetAttr does: the mode, and the times to a second after 1970.
+func (n *node) set(inode uint64, valid, mode uint32) error {
+	b := make([]byte, 88)
+	binary.LittleEndian.PutUint32(b, valid)
+	binary.LittleEndian.PutUint64(b[32:], 1)
+	binary.LittleEndian.PutUint64(b[40:], 1)
+	binary.LittleEndian.PutUint32(b[68:], mode)
+	_, err := n.ask(fuse.SetAttr, inode, b)
+	return err
+}
+
+// TestReplaced: what a rank does with a file whose name another file has got does not change this
+// other one. If the rank has the file open, it changes the file that is open.
+func TestReplaced(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a")
+	put(t, path, "old")
+	if err := os.Link(path, path+"-old"); err != nil {
+		t.Fatal(err)
+	}
+	n := share(t, Folder{Path: dir})
+	a := n.look("a")
+	handle, _, err := n.open(a, unix.O_RDWR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, path+"-new", "new")
+	if err := os.Rename(path+"-new", path); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.set(a, fuse.SetMode|fuse.SetATime|fuse.SetMTime, 0o4640); err != nil {
+		t.Error(err)
+	}
+	if info, err := os.Stat(path + "-old"); err != nil || info.Mode() != 0o640 || info.ModTime().Unix() != 1 {
+		t.Errorf("the open file has %v and %v, %v", info.Mode(), info.ModTime(), err)
+	}
+	n.must(n.ask(fuse.Link, fuse.RootNode, a, "b"))
+	if text, err := os.ReadFile(filepath.Join(dir, "b")); err != nil || string(text) != "old" {
+		t.Errorf("a link to the open file leads to %q, %v", text, err)
+	}
+	n.must(n.ask(fuse.Release, a, [3]uint64{handle}))
+	for name, err := range map[string]error{"mode": n.set(a, fuse.SetMode, 0o640), "times": n.set(a, fuse.SetMTime, 0)} {
+		if err != unix.ESTALE {
+			t.Errorf("%s of a file that is not open: %v", name, err)
+		}
+	}
+	if _, err := n.ask(fuse.Link, fuse.RootNode, a, "c"); err != unix.ESTALE {
+		t.Errorf("a link to a file that is not open: %v", err)
+	}
+	if after, err := os.Stat(path); err != nil || after.Mode() != before.Mode() || !after.ModTime().Equal(before.ModTime()) {
+		t.Errorf("the other file has %v and %v, %v", after.Mode(), after.ModTime(), err)
+	}
+}
+
+// TestLinks: times and names of a link are its own, wherever it leads.
+func TestLinks(t *testing.T) {
+	dir := t.TempDir()
+	put(t, filepath.Join(dir, "a"), "one")
+	if err := os.Symlink("a", filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	n := share(t, Folder{Path: dir})
+	link := n.look("link")
+	if err := n.set(link, fuse.SetATime|fuse.SetMTime, 0); err != nil {
+		t.Error(err)
+	}
+	if err := n.set(link, fuse.SetMode, 0o600); err != unix.EOPNOTSUPP {
+		t.Errorf("mode of a link: %v", err)
+	}
+	n.must(n.ask(fuse.Link, fuse.RootNode, link, "again"))
+	for name, want := range map[string]fs.FileMode{"a": 0, "link": fs.ModeSymlink, "again": fs.ModeSymlink} {
+		info, err := os.Lstat(filepath.Join(dir, name))
+		if err != nil || info.Mode().Type() != want || (info.ModTime().Unix() == 1) != (want != 0) {
+			t.Errorf("%s has %v and %v, %v", name, info.Mode(), info.ModTime(), err)
+		}
+	}
+}
+
 func TestReadOnly(t *testing.T) {
 	dir := t.TempDir()
 	put(t, filepath.Join(dir, "a"), "one")

@@ -124,7 +124,6 @@ const (
 // Flags of answers and requests.
 const (
 	KeepCache    = 1 << 1 // of the answer to Open: cached data are still right
-	GetAttrByFH  = 1 << 0 // of GetAttr: Handle is valid
 	FSyncData    = 1 << 0 // of FSync: without the attributes
 	initAsync    = 1 << 0
 	initTruncate = 1 << 3  // Open truncates
