@@ -546,7 +546,8 @@ func (m *mount) read(answer []byte, r *fuse.Request) ([]byte, error) {
 	head := len(answer)
 	answer = answer[:head+int(min(r.Size, fuse.MaxData))]
 	n, err := h.file.ReadAt(answer[head:], int64(r.Offset&(1<<63-1)))
-	if n == 0 && err != nil && !isEnd(err) {
+	// Linux takes a short answer for the end of the file. After an error it asks for single pages.
+	if err != nil && !isEnd(err) {
 		return nil, err
 	}
 	return answer[:head+n], nil

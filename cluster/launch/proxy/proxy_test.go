@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -220,6 +221,36 @@ func TestCache(t *testing.T) {
 	}
 	if again := n.look("a"); again == a {
 		t.Error("another file has the same inode")
+	}
+}
+
+// TestReadError: an error in the middle of a read is not the end of the file. The data before it
+// can be read.
+func TestReadError(t *testing.T) {
+	page := os.Getpagesize()
+	path := filepath.Join(t.TempDir(), "a")
+	put(t, path, strings.Repeat("x", page))
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	memory, err := unix.Mmap(int(f.Fd()), 0, 3*page, unix.PROT_READ, unix.MAP_SHARED) // there is one page
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(memory)
+	n := share(t, Folder{Path: "/proc/self"})
+	handle, _, err := n.open(n.look("mem"), unix.O_RDONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := uint64(uintptr(unsafe.Pointer(&memory[0])))
+	if b, err := n.ask(fuse.Read, 0, [5]uint64{handle, at, uint64(3 * page)}); err != unix.EIO {
+		t.Errorf("a read of three pages, the first one of them good: %d bytes, %v", len(b), err)
+	}
+	if b, err := n.ask(fuse.Read, 0, [5]uint64{handle, at, uint64(page)}); err != nil || len(b) != page {
+		t.Errorf("a read of the good page: %d bytes, %v", len(b), err)
 	}
 }
 
