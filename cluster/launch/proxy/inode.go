@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,6 +29,7 @@ type mount struct {
 	spare      list.List // the *inode of files, not of folders: the least recently used one is first
 	handles    map[uint64]*handle
 	last       uint64 // number that was given to an inode or a handle
+	now        func() time.Time
 }
 
 // room is how many more files a node may have open in all its folders.
@@ -57,18 +59,52 @@ type inode struct {
 	lookups  uint64            // answers with it that the node has
 	dev, ino uint64
 	seen     stamp         // of its content, when it was opened last, or found first
+	since    time.Time     // when seen was seen first
+	settled  bool          // what the node has read is in the file as long as that has this stamp
 	open     int           // handles of it
 	closed   bool          // it is a folder of the host that is not world-searchable
 	spare    *list.Element // of mount.spare; nil: it is a folder
 }
 
-// stamp differs between two contents of a file.
+// stamp differs between two contents of a file, unless both were written in one tick of its file
+// system.
 type stamp struct {
 	size         int64
 	mtime, ctime unix.Timespec
 }
 
 func stampOf(st *unix.Stat_t) stamp { return stamp{st.Size, st.Mtim, st.Ctim} }
+
+// written returns when a file was written last, at the latest, by the clock of its file system.
+func (s stamp) written() time.Time {
+	changed, modified := time.Unix(s.ctime.Unix()), time.Unix(s.mtime.Unix())
+	if modified.After(changed) { // where ctime is another time, or none
+		return modified
+	}
+	return changed
+}
+
+// A stamp that is a tick old is settled: later writes give the file another one.
+const (
+	tick   = 2 * time.Second // the longest, of vfat
+	behind = time.Minute     // at most, of the clock of a file server behind the clock of this host
+)
+
+// look notes the stamp of a file that is opened. It reports whether all that the node has read of
+// the file before is in it now. The caller holds mount.mu, and has looked at the file before now.
+//
+// Until a stamp is settled, the content may change under it, so what the node reads is good for
+// this open file alone. A stamp that was seen a tick ago is a tick old by all clocks. A time to
+// come is of a clock that was wrong, and the right clock may reach it at any moment.
+func (i *inode) look(s stamp, now time.Time) (same bool) {
+	if s != i.seen {
+		i.seen, i.since, i.settled = s, now, false
+	}
+	same = i.settled
+	age := now.Sub(s.written())
+	i.settled = age >= behind+tick || age >= 0 && now.Sub(i.since) >= tick
+	return same
+}
 
 // handle is an open file or folder. It is closed when the node has released it and no request uses
 // it: another file could get its descriptor in the middle of a request.
@@ -85,7 +121,7 @@ type handle struct {
 func newMount(root *os.File, folder Folder, uid, gid uint32, watch Watch, left *room, mostInodes int) *mount {
 	m := &mount{
 		root: root, Folder: folder, uid: uid, gid: gid, watch: watch, room: left, mostInodes: mostInodes,
-		inodes: make(map[uint64]*inode), handles: make(map[uint64]*handle), last: fuse.RootNode,
+		inodes: make(map[uint64]*inode), handles: make(map[uint64]*handle), last: fuse.RootNode, now: time.Now,
 	}
 	m.inodes[fuse.RootNode] = &inode{number: fuse.RootNode, lookups: 1}
 	return m
@@ -155,7 +191,7 @@ func (m *mount) enter(folder uint64, name string, st *unix.Stat_t) (uint64, erro
 			return 0, unix.ENOMEM
 		}
 		m.last++
-		i = &inode{number: m.last, parent: parent, name: name, dev: st.Dev, ino: st.Ino, seen: stampOf(st)}
+		i = &inode{number: m.last, parent: parent, name: name, dev: st.Dev, ino: st.Ino, seen: stampOf(st), since: m.now(), settled: true}
 		m.inodes[i.number] = i
 		parent.add(i)
 		if !isFolder {
@@ -316,8 +352,7 @@ func (m *mount) keep(f *os.File, node uint64, st *unix.Stat_t) (number uint64, s
 		return 0, false, unix.ENFILE
 	}
 	if i := m.inodes[node]; i != nil {
-		same = i.seen == stampOf(st)
-		i.seen = stampOf(st)
+		same = i.look(stampOf(st), m.now())
 		i.open++
 	}
 	m.last++

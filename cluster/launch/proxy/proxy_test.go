@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -98,6 +99,13 @@ func (n *node) read(handle uint64) string {
 func (n *node) write(handle, offset uint64, text string) error {
 	_, err := n.ask(fuse.Write, 0, [5]uint64{handle, offset, uint64(len(text))}, []byte(text))
 	return err
+}
+
+// later sets the clock of margay run this much ahead.
+func (n *node) later(d time.Duration) {
+	for _, m := range n.mounts {
+		m.now = func() time.Time { return time.Now().Add(d) }
+	}
 }
 
 func put(t testing.TB, path, text string) {
@@ -192,6 +200,7 @@ func TestCache(t *testing.T) {
 	path := filepath.Join(dir, "a")
 	put(t, path, "one")
 	n := share(t, Folder{Path: dir})
+	n.later(time.Hour)
 	a := n.look("a")
 	for i, want := range []bool{true, true} {
 		handle, keep, err := n.open(a, unix.O_RDONLY)
@@ -221,6 +230,62 @@ func TestCache(t *testing.T) {
 	}
 	if again := n.look("a"); again == a {
 		t.Error("another file has the same inode")
+	}
+}
+
+// TestTick: the stamp of a file does not show a write in the same tick as another one. A node that
+// has read the file between the two gets the later content when it opens the file again, also if
+// the clock of the file server is behind. A tick later, it keeps what it has.
+func TestTick(t *testing.T) {
+	for _, server := range []time.Duration{0, behind} {
+		path := filepath.Join(t.TempDir(), "a")
+		put(t, path, "one")
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		content, err := unix.Mmap(int(f.Fd()), 0, 3, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Munmap(content)
+		copy(content, "one") // of the changes to come, Linux does not note the time
+		n := share(t, Folder{Path: filepath.Dir(path)})
+		n.later(server)
+		a := n.look("a")
+		for i, step := range []struct {
+			text  string
+			later time.Duration
+			keep  bool
+		}{
+			{"one", 0, true}, // there is nothing to drop
+			{"two", 0, false}, {"six", tick / 2, false}, {"six", tick, false}, {"six", tick, true}, {"six", time.Hour, true},
+		} {
+			copy(content, step.text)
+			n.later(server + step.later)
+			handle, keep, err := n.open(a, unix.O_RDONLY)
+			if err != nil || keep != step.keep || n.read(handle) != step.text {
+				t.Errorf("open %d, with a clock that is %v behind: %v, %v, %q", i, server, keep, err, n.read(handle))
+			}
+		}
+	}
+}
+
+// TestTimeToCome: a file may get the time that it has once more.
+func TestTimeToCome(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a")
+	put(t, path, "one")
+	if err := os.Chtimes(path, time.Time{}, time.Now().Add(2*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	n := share(t, Folder{Path: filepath.Dir(path)})
+	a := n.look("a")
+	for i, want := range []bool{true, false, false, true} {
+		n.later(time.Duration(i) * time.Hour)
+		if _, keep, err := n.open(a, unix.O_RDONLY); err != nil || keep != want {
+			t.Errorf("open after %d h: %v, %v", i, keep, err)
+		}
 	}
 }
 
