@@ -6402,7 +6402,7 @@ func (x *StdinTaken) GetOffset() uint64 {
 	return 0
 }
 
-// Signal sends a signal to one rank, or to all when rank is -1.
+// Signal sends a signal to one rank, or to all when rank is -1. Answer of serve: Done when all nodes have it; a node that is away is waited for.
 type Signal struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Job           uint32                 `protobuf:"varint,1,opt,name=job,proto3" json:"job,omitempty"`

@@ -76,6 +76,7 @@ func RunArray(ctx context.Context, o ArrayOptions) (int, error) {
 	if err := a.connect(); err != nil {
 		return ExitStatus(err), err
 	}
+	a.orders.over(a.conn)
 	var code int
 	var failure error
 	over := make(chan struct{})
@@ -118,6 +119,7 @@ type arraySession struct {
 	sum      *summary
 
 	signals chan heeded
+	orders  orders
 	failure error          // why the array ends early, besides tasks that have failed
 	signal  syscall.Signal // that ends the array; 0: none
 	left    bool           // the array is given up while tasks may run
@@ -512,14 +514,14 @@ func (a *arraySession) signalled(sig heeded) {
 	case sig.means == end:
 		a.Status.Warnf("ending %s", tasksOf(len(a.jobs)))
 		for job := range a.jobs {
-			_ = a.conn.Send(&control.Kill{Job: job, Rank: control.None, Force: true})
+			a.orders.give(endJob(job))
 		}
 		return
 	case sig.signal == unix.SIGINT:
 		a.Status.Warnf("SIGINT is sent to %s, and no further one starts; Ctrl-C again within %d s ends them", tasksOf(len(a.jobs)), insistTime/time.Second)
 	}
 	for job := range a.jobs {
-		_ = a.conn.Send(&control.Signal{Job: job, Rank: control.None, Signal: int32(sig.signal)})
+		a.orders.give(signalAll(job, sig.signal))
 	}
 }
 
@@ -529,14 +531,14 @@ func (a *arraySession) suspend() {
 	a.suspending = false
 	a.machine.Lost(time.Now())
 	for job := range a.jobs {
-		_ = a.conn.Send(&control.Kill{Job: job, Rank: control.None, Signal: int32(unix.SIGSTOP)})
+		a.orders.give(signalAll(job, unix.SIGSTOP))
 	}
 	a.conn.Flush(stopTimeout)
 	if a.Suspend != nil {
 		a.Suspend()
 	}
 	for job := range a.jobs {
-		_ = a.conn.Send(&control.Signal{Job: job, Rank: control.None, Signal: int32(unix.SIGCONT)})
+		a.orders.give(signalAll(job, unix.SIGCONT))
 	}
 }
 
@@ -584,6 +586,7 @@ func (a *arraySession) reconnect() {
 	for job, t := range a.jobs {
 		a.call(&control.Attach{Job: job}, func(answer proto.Message, err error) { a.attached(t, answer, err) })
 	}
+	a.orders.over(a.conn)
 }
 
 // attached takes serve's answer for a task that was running when the connection was lost.

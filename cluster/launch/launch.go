@@ -10,8 +10,9 @@
 // while a file is read, and set back), stdin.mu (held while a piece is sent), session.mu. Of shared
 // folders, peer.mu guards the requests of a node, and peerStream.sending is held while a frame is
 // written; neither is taken under another lock. window.mu, Status.mu, Timing.mu, Trace.mu and
-// placeTexts.mu are held for no other, but outlet.mu, which is taken last. Of a Link, Link.mu
-// guards which connection is the newest, and trunk.mu the jobs of one; neither is held for another.
+// placeTexts.mu are held for no other, but outlet.mu, which is taken last. orders.mu is held while
+// an order is sent, and no other is taken then. Of a Link, Link.mu guards which connection is the
+// newest, and trunk.mu the jobs of one; neither is held for another.
 package launch
 
 import (
@@ -93,6 +94,7 @@ type connection interface {
 	Serve(handle func(*control.Frame)) error
 	Send(proto.Message) error
 	Call(context.Context, proto.Message) (proto.Message, error)
+	AskThen(proto.Message, func(proto.Message, error)) (uint64, error)
 	Done() <-chan struct{}
 	Err() error
 	HungUp() bool
@@ -134,8 +136,9 @@ type session struct {
 
 	interrupts interrupts
 	keys       chan os.Signal // what was asked for at the terminal by an escape
-	insisted   atomic.Bool    // the user has had the job ended
-	passed     atomic.Uint64  // signals passed on: bit N for signal N
+	orders     orders
+	insisted   atomic.Bool   // the user has had the job ended
+	passed     atomic.Uint64 // signals passed on: bit N for signal N
 
 	printing sync.Mutex // held while a record is passed to outlet: a lost connection may still have some for us
 
@@ -313,6 +316,7 @@ func (s *session) begin(ctx context.Context, pack func() ([]byte, error)) error 
 		return err
 	}
 	s.conn = conn
+	s.orders.over(conn)
 	go conn.Serve(s.handle)
 	s.Timing.enter(phaseCollect)
 	ahead, err := pack()
@@ -429,7 +433,7 @@ func (s *session) wait(ctx context.Context) (int, error) {
 				return s.giveUp(h.err)
 			}
 			if h.release {
-				s.send(&control.Signal{Job: s.job, Rank: control.None, Signal: int32(unix.SIGCONT)})
+				s.orders.give(signalAll(s.job, unix.SIGCONT))
 			}
 			if s.Stdin != nil {
 				go s.stdin.run(ctx, s.job)
@@ -521,6 +525,7 @@ func (s *session) reconnect(ctx context.Context) (*control.JobState, error) {
 			return nil, fmt.Errorf("serve answered Attach with %T", answer)
 		}
 		s.Status.Warnf("job %d goes on", s.job)
+		s.orders.over(conn)
 		s.stdin.rewind()
 		s.resize()
 		s.state(state)
@@ -737,7 +742,9 @@ func (s *session) current() connection {
 	return s.conn
 }
 
-// send sends over the current connection. Messages lost with it are sent again over the next.
+// send sends over the current connection. If the message is lost with it, another one follows over
+// the next: an acknowledgement of the records that serve sends again, standard input, the size of
+// the terminal. Requests that nothing repeats are orders.
 func (s *session) send(m proto.Message) { _ = s.current().Send(m) }
 
 // ExitStatus is the exit status of margay run for an error that is not one of a rank.

@@ -335,6 +335,11 @@ func (s *strand) isClosed() bool {
 
 func (s *strand) Send(m proto.Message) error { return s.trunk.conn.Send(m) }
 
+// AskThen makes a request that is not for a job and attaches to none.
+func (s *strand) AskThen(request proto.Message, then func(proto.Message, error)) (call uint64, err error) {
+	return s.trunk.conn.AskThen(request, then)
+}
+
 // Done is closed when no frame is handled any more.
 func (s *strand) Done() <-chan struct{} { return s.done }
 

@@ -143,7 +143,7 @@ func (s *session) stop(ctx context.Context) {
 		s.Terminal.Restore()
 	}
 	s.suspend()
-	s.send(&control.Signal{Job: s.job, Rank: control.None, Signal: int32(unix.SIGCONT)})
+	s.orders.give(signalAll(s.job, unix.SIGCONT))
 	if err := s.takeTerminal(); err != nil {
 		s.Status.Warnf("%v", err)
 	}
@@ -178,7 +178,7 @@ func (s *session) forwardOne(ctx context.Context, sig syscall.Signal) error {
 		return nil
 	}
 	s.passed.Or(1 << sig)
-	s.send(&control.Signal{Job: s.job, Rank: control.None, Signal: int32(sig)})
+	s.orders.give(signalAll(s.job, sig))
 	switch sig {
 	case unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU:
 		s.stop(ctx)
@@ -205,7 +205,7 @@ func (s *session) forwardOne(ctx context.Context, sig syscall.Signal) error {
 func (s *session) insist() {
 	s.insisted.Store(true)
 	s.Status.Warnf("ending job %d", s.job)
-	s.send(&control.Kill{Job: s.job, Rank: control.None, Force: true})
+	s.orders.give(endJob(s.job))
 }
 
 // Describe says how a rank ended.

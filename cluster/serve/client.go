@@ -57,11 +57,7 @@ func (c *client) handle(f *control.Frame) {
 	case *control.Ack:
 		c.own(m.Job, func(j *job) { s.ack(j, m.Node, m.Seq) })
 	case *control.Signal:
-		s.mu.Lock()
-		if j := s.jobs[m.Job]; j != nil {
-			s.signal(j, int(m.Rank), unix.Signal(m.Signal))
-		}
-		s.mu.Unlock()
+		s.signalAndKeep(m, func() { c.conn.Answer(f, &control.Done{}, nil) })
 	case *control.ReadFiles:
 		c.later(func() { c.readFiles(f, m) })
 	case *control.FilesRead:

@@ -35,6 +35,7 @@ type job struct {
 	present   bool                         // no node needs files: loaded is closed when the client knows that
 	loaded    chan struct{}                // closed when loading is empty
 	unstarted map[uint32][]*control.Signal // by node that has yet to start its ranks: signals for them
+	missed    map[uint32][]*missed         // by node that is away: signals for ranks on it
 	phases    phases
 	records   *records.Relay
 	told      told
@@ -76,7 +77,7 @@ func newJob(number uint32, spec *control.JobSpec, places []*control.Place) *job 
 		number: number, spec: spec, places: places, at: make(map[uint32]bool), created: time.Now(), first: control.None,
 		failed: make(chan struct{}), loaded: make(chan struct{}), done: make(chan struct{}), loading: make(map[uint32]bool),
 		records: records.NewRelay(), told: newTold(), noted: make(map[uint32]bool), over: make(map[uint32]bool), moved: time.Now(), owed: make(map[uint32]int), released: make(map[uint32]uint64), behind: make(map[uint32]bool), left: make(map[uint32]bool),
-		unstarted: make(map[uint32][]*control.Signal),
+		unstarted: make(map[uint32][]*control.Signal), missed: make(map[uint32][]*missed),
 	}
 	if spec.Hold {
 		j.halt = unix.SIGSTOP

@@ -56,21 +56,69 @@ func (s *Server) signalRanks(j *job, rank int, sig unix.Signal) (away []uint32) 
 	return away
 }
 
-// mostWaiting bounds the signals that wait for a node to start its ranks. Older ones are dropped:
-// Linux has 64 signals, but a client may send any numbers.
+// mostWaiting bounds the signals that wait for a node to start its ranks, or to be back. Older ones
+// are dropped: Linux has 64 signals, but a client may send any numbers.
 const mostWaiting = 64
+
+// missed is a signal that some nodes have yet to be sent, because they were away.
+type missed struct {
+	signal *control.Signal
+	nodes  int    // how many
+	sent   func() // called when there are none left
+}
+
+// sentOne notes that one node fewer has yet to be sent the signal.
+func (m *missed) sentOne() {
+	if m.nodes--; m.nodes == 0 {
+		m.sent()
+	}
+}
+
+// signalAndKeep is signal for one that must not be lost: nodes that are away are sent it when they
+// are back. It calls sent when all have been sent the signal, or there is no such job. If serve is
+// killed before, the client sends the signal again.
+func (s *Server) signalAndKeep(m *control.Signal, sent func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j := s.jobs[m.Job]
+	if j == nil {
+		sent()
+		return
+	}
+	away := s.signal(j, int(m.Rank), unix.Signal(m.Signal))
+	if len(away) == 0 {
+		sent()
+		return
+	}
+	kept := &missed{m, len(away), sent}
+	for _, node := range away {
+		list := j.missed[node]
+		same := slices.IndexFunc(list, func(o *missed) bool { return o.signal.Rank == m.Rank && o.signal.Signal == m.Signal })
+		if same >= 0 || len(list) == mostWaiting {
+			drop := max(same, 0)
+			list[drop].sentOne()
+			list = slices.Delete(list, drop, drop+1)
+		}
+		j.missed[node] = append(list, kept)
+	}
+}
 
 // halts reports whether a signal stops or continues a job. haltOn sends it to nodes that have
 // missed it.
 func halts(sig unix.Signal) bool { return sig == unix.SIGSTOP || sig == unix.SIGCONT }
 
-// startedOn sends a node whose ranks have started the signals that had to wait for that: a node
-// ignores one for ranks that it has not started. The caller holds Server.mu.
+// startedOn sends a node whose ranks have started the signals that had to wait for that, or for the
+// node: a node ignores one for ranks that it has not started. The caller holds Server.mu.
 func (s *Server) startedOn(n *node, j *job) {
 	for _, m := range j.unstarted[n.number] {
 		n.send(m)
 	}
 	delete(j.unstarted, n.number)
+	for _, m := range j.missed[n.number] {
+		n.send(m.signal)
+		m.sentOne()
+	}
+	delete(j.missed, n.number)
 }
 
 // wakening lists the signals that also continue a stopped job, as a shell's kill does: the job
