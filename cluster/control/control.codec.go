@@ -4624,6 +4624,8 @@ func (m *StoredJob) size() (n int) {
 	n += sizeBool(8, m.Warned)
 	n += sizeBool(9, m.Over)
 	n += sizeInt(30, m.Halt)
+	n += sizeInt(31, m.Launcher)
+	n += sizeInt(32, m.LauncherStart)
 	return n + len(m.unknownFields)
 }
 
@@ -4641,6 +4643,8 @@ func (m *StoredJob) encode(e *encoder) {
 	encodeBool(e, 8, m.Warned)
 	encodeBool(e, 9, m.Over)
 	encodeInt(e, 30, m.Halt)
+	encodeInt(e, 31, m.Launcher)
+	encodeInt(e, 32, m.LauncherStart)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -4667,6 +4671,10 @@ func (m *StoredJob) parse(p *parser) {
 			parseBool(p, &m.Over)
 		case 30:
 			parseInt(p, &m.Halt)
+		case 31:
+			parseInt(p, &m.Launcher)
+		case 32:
+			parseInt(p, &m.LauncherStart)
 		default:
 			p.unknown = true
 		}

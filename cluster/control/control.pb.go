@@ -8680,11 +8680,13 @@ type StoredJob struct {
 	Members       []*Member              `protobuf:"bytes,3,rep,name=members,proto3" json:"members,omitempty"`
 	Summary       *JobSummary            `protobuf:"bytes,4,opt,name=summary,proto3" json:"summary,omitempty"`
 	State         *JobState              `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`
-	Complete      []uint32               `protobuf:"varint,6,rep,packed,name=complete,proto3" json:"complete,omitempty"`       // nodes of which all output is out of danger
-	LimitNs       int64                  `protobuf:"varint,7,opt,name=limit_ns,json=limitNs,proto3" json:"limit_ns,omitempty"` // when its time is over, since the epoch; 0: never, or not known yet
-	Warned        bool                   `protobuf:"varint,8,opt,name=warned,proto3" json:"warned,omitempty"`                  // of that
-	Over          bool                   `protobuf:"varint,9,opt,name=over,proto3" json:"over,omitempty"`                      // that is why its ranks end
-	Halt          int32                  `protobuf:"varint,30,opt,name=halt,proto3" json:"halt,omitempty"`                     // SIGSTOP or SIGCONT: which of them all ranks were sent last; 0: neither
+	Complete      []uint32               `protobuf:"varint,6,rep,packed,name=complete,proto3" json:"complete,omitempty"`                          // nodes of which all output is out of danger
+	LimitNs       int64                  `protobuf:"varint,7,opt,name=limit_ns,json=limitNs,proto3" json:"limit_ns,omitempty"`                    // when its time is over, since the epoch; 0: never, or not known yet
+	Warned        bool                   `protobuf:"varint,8,opt,name=warned,proto3" json:"warned,omitempty"`                                     // of that
+	Over          bool                   `protobuf:"varint,9,opt,name=over,proto3" json:"over,omitempty"`                                         // that is why its ranks end
+	Halt          int32                  `protobuf:"varint,30,opt,name=halt,proto3" json:"halt,omitempty"`                                        // SIGSTOP or SIGCONT: which of them all ranks were sent last; 0: neither
+	Launcher      int32                  `protobuf:"varint,31,opt,name=launcher,proto3" json:"launcher,omitempty"`                                // the process that is its client, on serve's host; 0: not known
+	LauncherStart uint64                 `protobuf:"varint,32,opt,name=launcher_start,json=launcherStart,proto3" json:"launcher_start,omitempty"` // when it was started (proc_pid_stat(5))
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -8782,6 +8784,20 @@ func (x *StoredJob) GetOver() bool {
 func (x *StoredJob) GetHalt() int32 {
 	if x != nil {
 		return x.Halt
+	}
+	return 0
+}
+
+func (x *StoredJob) GetLauncher() int32 {
+	if x != nil {
+		return x.Launcher
+	}
+	return 0
+}
+
+func (x *StoredJob) GetLauncherStart() uint64 {
+	if x != nil {
+		return x.LauncherStart
 	}
 	return 0
 }
@@ -13113,7 +13129,7 @@ const file_control_proto_rawDesc = "" +
 	"\n" +
 	"allocation\x18\xac\x02 \x01(\bR\n" +
 	"allocation\x12\x13\n" +
-	"\x04step\x18\xad\x02 \x01(\rR\x04step\"\xf6\x02\n" +
+	"\x04step\x18\xad\x02 \x01(\rR\x04step\"\xb9\x03\n" +
 	"\tStoredJob\x12+\n" +
 	"\x04spec\x18\x01 \x01(\v2\x17.margay.control.JobSpecR\x04spec\x12-\n" +
 	"\x06places\x18\x02 \x03(\v2\x15.margay.control.PlaceR\x06places\x120\n" +
@@ -13124,7 +13140,9 @@ const file_control_proto_rawDesc = "" +
 	"\blimit_ns\x18\a \x01(\x03R\alimitNs\x12\x16\n" +
 	"\x06warned\x18\b \x01(\bR\x06warned\x12\x12\n" +
 	"\x04over\x18\t \x01(\bR\x04over\x12\x12\n" +
-	"\x04halt\x18\x1e \x01(\x05R\x04halt\"Z\n" +
+	"\x04halt\x18\x1e \x01(\x05R\x04halt\x12\x1a\n" +
+	"\blauncher\x18\x1f \x01(\x05R\blauncher\x12%\n" +
+	"\x0elauncher_start\x18  \x01(\x04R\rlauncherStart\"Z\n" +
 	"\x04Kill\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12\x12\n" +
 	"\x04rank\x18\x02 \x01(\x05R\x04rank\x12\x16\n" +

@@ -209,7 +209,7 @@ func FuzzReadFrame(f *testing.F) {
 	})
 }
 
-// Linux reports the user at the other end of a unix socket, with all groups.
+// Linux reports the process at the other end of a unix socket, and its user with all groups.
 func TestPeerOf(t *testing.T) {
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {
@@ -232,7 +232,7 @@ func TestPeerOf(t *testing.T) {
 	}
 	for _, end := range []net.Conn{near, far} {
 		peer, err := PeerOf(end)
-		if err != nil || peer.UID != uint32(os.Getuid()) {
+		if err != nil || peer.UID != uint32(os.Getuid()) || peer.PID != int32(os.Getpid()) {
 			t.Errorf("%v, %v", peer, err)
 		}
 		for _, gid := range append(groups, os.Getgid()) {

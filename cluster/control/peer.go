@@ -15,6 +15,7 @@ import (
 type Peer struct {
 	UID  uint32
 	GIDs []uint32 // all groups
+	PID  int32    // 0 if this process cannot see it: it is in another PID namespace
 }
 
 // PeerOf returns the other end of a unix socket.
@@ -37,7 +38,7 @@ func PeerOf(c net.Conn) (peer Peer, err error) {
 	if err := errors.Join(err, credErr); err != nil {
 		return Peer{}, fmt.Errorf("user at the other end of %v: %w", c.RemoteAddr(), err)
 	}
-	peer.UID, peer.GIDs = cred.Uid, append(peer.GIDs, cred.Gid)
+	peer.UID, peer.GIDs, peer.PID = cred.Uid, append(peer.GIDs, cred.Gid), cred.Pid
 	return peer, nil
 }
 

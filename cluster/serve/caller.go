@@ -3,7 +3,6 @@ package serve
 import (
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strconv"
 	"time"
@@ -24,11 +23,7 @@ const (
 
 // enterCaller returns the user at the other end of a client's connection. leave must be called when
 // the connection has ended.
-func (s *Server) enterCaller(c net.Conn) (caller permit.Caller, leave func(), err error) {
-	peer, err := s.config.Peer(c)
-	if err != nil {
-		return caller, nil, fmt.Errorf("serve: peer of the connection: %w", err)
-	}
+func (s *Server) enterCaller(peer control.Peer) (caller permit.Caller, leave func(), err error) {
 	switch peer.UID {
 	case s.config.Owner: // its name is never needed: what the owner says is taken as it is (sign)
 		return permit.Caller{UID: peer.UID, Role: permit.Owner}, func() {}, nil

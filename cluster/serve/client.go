@@ -19,6 +19,7 @@ type client struct {
 	server    *Server
 	conn      *control.Conn
 	caller    permit.Caller
+	launcher  launcher
 	questions chan struct{} // has a value for each request in later; nil: it may have any number
 	inlet     inlet         // for what a user sends
 
@@ -63,7 +64,7 @@ func (c *client) handle(f *control.Frame) {
 	case *control.FilesRead:
 		c.own(m.Job, s.stopCollecting)
 	case *control.Leave:
-		c.own(m.Job, func(j *job) { s.clientGone(j, m.Why) })
+		c.own(m.Job, func(j *job) { s.clientLeaves(j, m.Why) })
 	case *control.EndAllocation:
 		c.own(m.Job, func(j *job) { s.endAllocation(j, m.Exit) })
 	case *control.Withdraw:
@@ -300,7 +301,7 @@ func (c *client) gone() {
 		case lost:
 			c.server.away(j)
 		default:
-			c.server.clientGone(j, "")
+			c.server.clientGone(j, isGone)
 		}
 	}
 }
@@ -356,7 +357,7 @@ func (c *client) created(f *control.Frame, m *control.RunRequest, asked time.Tim
 	j.phases.asked(asked)
 	c.follow(j)
 	if c.left {
-		s.clientGone(j, "")
+		s.clientGone(j, isGone)
 	}
 	s.mu.Unlock()
 	if j.spec.Allocation {
@@ -370,6 +371,7 @@ func (c *client) created(f *control.Frame, m *control.RunRequest, asked time.Tim
 // follow notes that the connection is the client of a job. It follows any number of jobs in its
 // life: those that have ended are dropped. The caller holds Server.mu.
 func (c *client) follow(j *job) {
+	j.launcher = c.launcher
 	if len(c.jobs) > 2*len(c.server.jobs) {
 		c.jobs = slices.DeleteFunc(c.jobs, func(old *job) bool { return c.server.jobs[old.number] != old })
 	}
@@ -395,7 +397,7 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 	s.takeOver(j, c.caller)
 	if j.client != nil && j.phase == control.JobPhase_JOB_PREPARED {
 		// serve has not yet noticed the end of the old connection.
-		s.clientGone(j, "")
+		s.clientGone(j, isGone)
 	}
 	if j.client != nil {
 		c.conn.Answer(f, nil, control.Failf(control.Code_CODE_REFUSED, "job %d has a client", m.Job))
@@ -403,10 +405,14 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 	}
 	j.client, j.moved, j.confirmed = c.conn, time.Now(), true
 	clear(j.behind) // the Rewind below makes all nodes send again
+	before := j.launcher
 	c.follow(j)
 	state := j.state()
 	state.Phase = j.shown()
 	c.conn.Answer(f, fitState(state), nil)
+	if j.launcher != before && j.phase == control.JobPhase_JOB_RUNNING { // the next serve must look for this one
+		s.save(j)
+	}
 	j.tellUnsaved()
 	s.finishIfComplete(j) // if its client has not copied its files back
 	for _, member := range j.members {

@@ -145,22 +145,6 @@ func (s *Server) later(j *job, wait time.Duration, do func()) {
 	})
 }
 
-// laterAwake is later, but time in which serve is stopped or has no CPU counts for little: the
-// delay passes in steps.
-func (s *Server) laterAwake(j *job, wait time.Duration, do func()) {
-	const steps = 8
-	left := steps
-	var step func()
-	step = func() {
-		if left--; left < 0 {
-			do()
-			return
-		}
-		s.later(j, wait/steps, step)
-	}
-	step()
-}
-
 // starting reports whether nodes have yet to start their ranks.
 func (j *job) starting() bool { return j.phases.phase == control.Phase_PHASE_START }
 
@@ -368,14 +352,23 @@ func (j *job) lose(node uint32, u *control.Unkept) {
 // maxWhy is how many bytes of a client's reason to give a job up are kept.
 const maxWhy = 500
 
-// clientGone ends a job whose client has disconnected, or has given it up for a reason, unless the
-// job can run without one. The caller holds Server.mu.
-func (s *Server) clientGone(j *job, why string) {
-	j.client = nil
-	gone := "is gone"
+// isGone says of a client that it has ended, or has disconnected.
+const isGone = "is gone"
+
+// clientLeaves ends a job that its client gives up for a reason, which may be empty. The caller
+// holds Server.mu.
+func (s *Server) clientLeaves(j *job, why string) {
+	gone := isGone
 	if why != "" {
 		gone = "gave up: " + printable.Short(why, maxWhy)
 	}
+	s.clientGone(j, gone)
+}
+
+// clientGone ends a job that has no client any more, unless the job can run without one. gone is
+// the predicate of the reason, whose subject is the client. The caller holds Server.mu.
+func (s *Server) clientGone(j *job, gone string) {
+	j.client = nil
 	switch {
 	case j.phase == control.JobPhase_JOB_ENDING:
 	case j.collecting, len(j.spec.Out) > 0 && j.complete():
@@ -383,7 +376,7 @@ func (s *Server) clientGone(j *job, why string) {
 		s.finish(j)
 	case j.spool != nil && j.phase == control.JobPhase_JOB_RUNNING:
 	case j.complete(): // its end is being recorded
-	case j.phase == control.JobPhase_JOB_PREPARED && why == "":
+	case j.phase == control.JobPhase_JOB_PREPARED && gone == isGone:
 		// Chunks of its files may be lost with the connection. If the client comes back, it asks
 		// for the job again.
 		s.fail(j, control.Failf(control.Code_CODE_RESTARTED, "the connection of its margay run was lost while the job was being launched"))

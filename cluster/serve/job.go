@@ -21,8 +21,9 @@ type job struct {
 	phase   control.JobPhase
 	created time.Time
 
-	client *control.Conn // follows the job and receives its records; nil when there is none
-	spool  *spool        // gets the records instead when the job is detached
+	client   *control.Conn // follows the job and receives its records; nil when there is none
+	launcher launcher      // the process of the client, or of the last one
+	spool    *spool        // gets the records instead when the job is detached
 
 	ranks     []rank
 	first     int                          // the rank that failed first, with KeepGoing the lowest that failed; control.None while none has

@@ -77,10 +77,12 @@ func TestModel(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			h := &history{t: t, rng: rand.New(rand.NewPCG(seed+i, 0)), root: root, story: newStory()}
 			h.config = Config{
-				Machine: "m", Substrate: "played", Roster: roster.New(2), Authority: authority, Secret: "secret", Owner: uint32(os.Getuid()), Peer: asOwner,
+				Machine: "m", Substrate: "played", Roster: roster.New(2), Authority: authority, Secret: "secret", Owner: uint32(os.Getuid()),
 				Timing: Timing{Late: 20 * time.Second, Dead: time.Minute, Kill: 20 * time.Second}.withDefaults(),
 				AtOnce: int((seed + i) % 2), // all at the same time, or in turns
 			}
+			h.processes.on(&h.config)
+			h.processes.set(ProcessRuns)
 			h.startServe(empty)
 			defer h.stopServe()
 			defer func() {
@@ -126,8 +128,9 @@ type history struct {
 
 	wasFull bool
 
-	nodes  []*actor
-	client *follower
+	nodes     []*actor
+	client    *follower
+	processes processes // the client's
 }
 
 func (h *history) note(format string, args ...any) {
@@ -293,6 +296,8 @@ func (h *history) event() {
 		h.types()
 	case p < 97:
 		a.tell() // another one that the node kernel has not taken
+	case p == 97:
+		h.clientStops()
 	default:
 		if hops := h.hops(); len(hops) > 0 {
 			hops[h.rng.IntN(len(hops))]()
@@ -342,7 +347,7 @@ func (h *history) readInput() {
 
 // types makes margay run read more of its standard input, or its end.
 func (h *history) types() {
-	if c := h.client; c.stdin != control.StdinMode_STDIN_NONE && !c.dead && c.state == nil && !c.typedAll {
+	if c := h.client; c.stdin != control.StdinMode_STDIN_NONE && !c.dead && !c.stopped && c.state == nil && !c.typedAll {
 		from := len(c.typed)
 		if c.typedAll = h.rng.IntN(5) == 0; !c.typedAll {
 			c.typed += fmt.Sprintf("%d,", from)
@@ -399,7 +404,7 @@ func (h *history) hops() (hops []func()) {
 		if len(l.sent) > 0 {
 			hops = append(hops, func() { h.deliver(l, fmt.Sprintf("margay run (connection %d)", i)) })
 		}
-		if l.incoming() > 0 && !h.client.dead && !h.client.stalled {
+		if l.incoming() > 0 && !h.client.dead && !h.client.stopped && !h.client.stalled {
 			hops = append(hops, func() {
 				f := l.receive()
 				h.note("serve -> margay run (connection %d): %s", i, brief(f))
@@ -551,12 +556,28 @@ func (h *history) stopServe() {
 // clientReturns makes a client that has lost its connection attach to the job again.
 func (h *history) clientReturns() {
 	c := h.client
-	if c.dead || c.state != nil || c.link().open() {
+	if c.dead || c.stopped || c.state != nil || c.link().open() {
 		return
 	}
 	h.note("margay run connects again (connection %d)", len(c.links))
 	c.links = append(c.links, h.dial(h.server.serveLocal, &control.Hello{Role: control.Role_ROLE_CLIENT}))
 	c.link().call(&control.Attach{Job: c.job})
+}
+
+// clientStops stops the process of the client, or has it continue. A stopped client takes nothing,
+// and does not connect again.
+func (h *history) clientStops() {
+	c := h.client
+	if c.dead || c.state != nil {
+		return
+	}
+	c.stopped = !c.stopped
+	h.note("margay run is stopped: %v", c.stopped)
+	if c.stopped {
+		h.processes.set(ProcessStopped)
+	} else {
+		h.processes.set(ProcessRuns)
+	}
 }
 
 // clientBreaks cuts the client's connection, because the client is killed or for another reason.
@@ -568,6 +589,9 @@ func (h *history) clientBreaks(dead bool) {
 	h.note("margay run loses its connection, killed for good: %v", dead)
 	if c.dead = dead; !h.client.detached {
 		h.story.may(clientGone)
+	}
+	if dead {
+		h.processes.set(ProcessEnded)
 	}
 	h.onDisk(c.link().cut)
 }
@@ -614,8 +638,8 @@ func (h *history) onDisk(do func()) {
 	do()
 }
 
-// wait lets minutes pass in which all nodes are connected and nothing but a slow reader holds up
-// messages.
+// wait lets minutes pass in which all nodes are connected and nothing but a slow reader or a
+// stopped client holds up messages.
 func (h *history) wait() {
 	for _, a := range h.nodes {
 		if !a.link.open() {
@@ -644,6 +668,9 @@ func (h *history) pass() {
 // messages are delivered.
 func (h *history) drive() {
 	h.full, h.client.stalled = 0, false
+	if h.client.stopped {
+		h.clientStops()
+	}
 	h.ledger.takes()
 	h.wait()
 	h.endRanks()

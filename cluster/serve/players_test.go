@@ -202,6 +202,7 @@ type follower struct {
 	links    []*link // the last one is the current one
 	state    *control.JobState
 	stalled  bool // its output is not taken
+	stopped  bool // its process is
 	dead     bool
 }
 

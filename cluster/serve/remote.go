@@ -73,7 +73,7 @@ func (s *Server) serveRemote(conn *control.Conn) error {
 	}
 	defer leave()
 	gate.Admit(conn.NetConn())
-	return s.serveAs(conn, caller)
+	return s.serveAs(conn, caller, launcher{})
 }
 
 // errToken is what a caller gets whose token is wrong: also one that guesses.
@@ -140,7 +140,7 @@ func (s *Server) expel(conn *control.Conn, caller permit.Caller) {
 func (s *Server) away(j *job) {
 	unknown := j.spec.Allocation && !j.confirmed // its client asks for another one, and would wait for its cores
 	if j.phase != control.JobPhase_JOB_RUNNING || j.collecting || len(j.spec.Out) > 0 && j.complete() || unknown {
-		s.clientGone(j, "")
+		s.clientGone(j, isGone)
 		return
 	}
 	j.client = nil
@@ -148,19 +148,7 @@ func (s *Server) away(j *job) {
 		return
 	}
 	s.config.Log("job %d: the connection of its client is lost", j.number)
-	s.awaitClient(j, s.config.Timing.Away)
-}
-
-// awaitClient ends a job that has lost its client, unless it has one after a time. The caller holds
-// Server.mu.
-func (s *Server) awaitClient(j *job, wait time.Duration) {
-	j.losses++
-	loss := j.losses
-	s.laterAwake(j, wait, func() {
-		if j.client == nil && j.losses == loss {
-			s.clientGone(j, "")
-		}
-	})
+	s.awaitClient(j, s.config.Timing.Away, "has not come back after its connection was lost")
 }
 
 // takeOver ends the connection of a job's client, which has connected again from another host

@@ -332,7 +332,7 @@ func TestRestartAtTheEnd(t *testing.T) {
 	}
 }
 
-// A job whose client does not return is ended.
+// A job whose client does not return, and cannot be seen, is ended.
 func TestRestartWithoutClient(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ended %v", ended), func(t *testing.T) {
@@ -349,7 +349,7 @@ func TestRestartWithoutClient(t *testing.T) {
 				none[*control.Forget](t, &m.played[0].recorder, "the client was not waited for")
 				time.Sleep(3 * time.Second)
 				one[*control.Forget](t, &m.played[0].recorder)
-				if s := m.client().summary(job); s.Phase != control.JobPhase_JOB_DONE || s.ExitCode != 125 || s.Error != "its margay run is gone" {
+				if s := m.client().summary(job); s.Phase != control.JobPhase_JOB_DONE || s.ExitCode != 125 || s.Error != "its margay run has not come back after a restart of serve" {
 					t.Errorf("it is recorded as %v", s)
 				}
 			})

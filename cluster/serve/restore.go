@@ -86,6 +86,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 	j.created = time.Unix(0, stored.Summary.StartNs)
 	j.phase = stored.Summary.Phase
 	j.halt = unix.Signal(stored.Halt)
+	j.launcher = launcher{stored.Launcher, stored.LauncherStart}
 	j.confirmed = true // as far as is known
 	for i, r := range stored.State.Ranks {
 		if i < len(j.ranks) {
@@ -157,7 +158,7 @@ func (s *Server) restoreJob(stored *control.StoredJob) *job {
 	s.restoreLimit(j, stored)
 	s.endOthers(j)
 	if j.spool == nil {
-		s.awaitClient(j, s.config.Timing.Orphan)
+		s.awaitClient(j, s.config.Timing.Orphan, "has not come back after a restart of serve")
 	}
 	return j
 }

@@ -20,6 +20,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -71,6 +72,8 @@ type Config struct {
 	Audit  *permit.Audit                          // gets the refusals of requests; nil: no log
 	Peer   func(c net.Conn) (control.Peer, error) // returns the user at the other end of a client's connection; nil: control.PeerOf
 
+	Process func(pid int32) (ProcessState, uint64, error) // returns the state of a client's process, and when it was started; nil: StateOf
+
 	Remote net.Listener // for users of other hosts, in TCP; Run closes it; nil: there is none
 }
 
@@ -86,8 +89,10 @@ type Timing struct {
 	Space     time.Duration // how far apart the heartbeats of different nodes are on average, at least; default 1 ms
 	Each      time.Duration // how much longer a job's launch may wait for a node, for each node of the job; default 0
 	Boot      time.Duration // how long a node may take to register; default 2 min
-	Orphan    time.Duration // how long a job waits for its client after serve was started again; default 4 s
+	Orphan    time.Duration // how long a job waits for its client after serve was started again, if serve cannot see the client's process; default 4 s
+	Alive     time.Duration // the same for a process that serve sees running; default 5 min
 	Away      time.Duration // how long a job waits for a client on another host that has lost its connection; default 30 s
+	Stopped   time.Duration // how long a stopped job waits for a client whose process serve cannot see; default 24 h
 	Kill      time.Duration // from the polite to the hard signal when a job is ended; default 2 s
 	Records   time.Duration // how long the records of ended ranks may be missing; default 30 s
 	Room      time.Duration // how long a job may stand still because it cannot be recorded; default 2 min
@@ -105,7 +110,9 @@ func (t Timing) withDefaults() Timing {
 	set(&t.Space, time.Millisecond)
 	set(&t.Boot, 2*time.Minute)
 	set(&t.Orphan, 4*time.Second)
+	set(&t.Alive, 5*time.Minute)
 	set(&t.Away, 30*time.Second)
+	set(&t.Stopped, 24*time.Hour)
 	set(&t.Kill, 2*time.Second)
 	set(&t.Records, 30*time.Second)
 	set(&t.Room, 2*time.Minute)
@@ -192,6 +199,9 @@ func New(c Config) (*Server, error) {
 	c.Timing = c.Timing.withDefaults()
 	if c.Peer == nil {
 		c.Peer = control.PeerOf
+	}
+	if c.Process == nil {
+		c.Process = StateOf
 	}
 	config, err := c.Authority.ServeTLS()
 	if err != nil {
@@ -371,17 +381,23 @@ func name(c net.Conn) string {
 
 // serveLocal serves a connection to the unix socket, from a client or the holder.
 func (s *Server) serveLocal(conn *control.Conn) error {
-	caller, leave, err := s.enterCaller(conn.NetConn())
+	peer, err := s.config.Peer(conn.NetConn())
+	if err != nil {
+		err = fmt.Errorf("serve: peer of the connection: %w", err)
+		conn.Refuse(err)
+		return err
+	}
+	caller, leave, err := s.enterCaller(peer)
 	if err != nil {
 		conn.Refuse(err)
 		return err
 	}
 	defer leave()
-	return s.serveAs(conn, caller)
+	return s.serveAs(conn, caller, s.launcherOf(peer))
 }
 
 // serveAs serves a connection of a user, a client's or the holder's.
-func (s *Server) serveAs(conn *control.Conn, caller permit.Caller) error {
+func (s *Server) serveAs(conn *control.Conn, caller permit.Caller, from launcher) error {
 	hello, err := conn.Meet()
 	if err != nil {
 		conn.Refuse(err)
@@ -413,7 +429,7 @@ func (s *Server) serveAs(conn *control.Conn, caller permit.Caller) error {
 	if hello.Role == control.Role_ROLE_HOLDER {
 		return s.serveHolder(conn)
 	}
-	c := &client{server: s, conn: conn, caller: caller}
+	c := &client{server: s, conn: conn, caller: caller, launcher: from}
 	if caller.Role == permit.User {
 		c.questions = make(chan struct{}, mostQuestions)
 		c.inlet.frames, c.inlet.context = s.framesOf(caller.UID), s.context

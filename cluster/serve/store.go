@@ -391,7 +391,7 @@ func (s *store) placers() (list []*control.InsertExtension, err error) {
 
 // saveJob records the current state of a job, and deletes the job forget unless that is 0.
 func (s *store) saveJob(j *job, forget uint32) error {
-	stored := &control.StoredJob{Spec: j.spec, Places: j.places, Members: j.members, Summary: j.summary(), State: j.state(), Warned: j.limit.warned, Over: j.limit.over, Halt: int32(j.halt)}
+	stored := &control.StoredJob{Spec: j.spec, Places: j.places, Members: j.members, Summary: j.summary(), State: j.state(), Warned: j.limit.warned, Over: j.limit.over, Halt: int32(j.halt), Launcher: j.launcher.pid, LauncherStart: j.launcher.start}
 	if !j.limit.end.IsZero() {
 		stored.LimitNs = j.limit.end.UnixNano()
 	}
