@@ -2,8 +2,8 @@ package job
 
 import (
 	"fmt"
+	"os"
 	"path"
-	"path/filepath"
 	"strings"
 
 	"margay/cluster/launch/bring"
@@ -23,15 +23,20 @@ func targets(values []string, dir string) (list []bring.Target, err error) {
 			t.Path = path.Join(dir, name)
 		}
 		if !given {
-			t.Dest = strings.ReplaceAll(t.Path, "%", "%%")
+			t.Dest = pattern(t.Path)
 		}
 		if t.Path == "/" && !given {
 			return nil, fmt.Errorf("--out %s: all files of the nodes need a folder of their own here: --out /=DEST", value)
 		}
 		slash := strings.HasSuffix(t.Dest, "/")
-		if t.Dest, err = filepath.Abs(t.Dest); err != nil {
-			return nil, fmt.Errorf("--out %s: %w", value, err)
+		if !path.IsAbs(t.Dest) {
+			here, err := os.Getwd()
+			if err != nil {
+				return nil, fmt.Errorf("--out %s: %w", value, err)
+			}
+			t.Dest = path.Join(pattern(here), t.Dest)
 		}
+		t.Dest = path.Clean(t.Dest)
 		if slash {
 			t.Dest += "/" // a folder, into which a file goes
 		}
@@ -50,6 +55,9 @@ func targets(values []string, dir string) (list []bring.Target, err error) {
 	}
 	return list, nil
 }
+
+// pattern returns the pattern of a destination that stands for a path as it is.
+func pattern(name string) string { return strings.ReplaceAll(name, "%", "%%") }
 
 // maxOut bounds all paths, in bytes. A job's init gets them in one packet (package link), in JSON.
 const maxOut = 128 << 10

@@ -3,6 +3,7 @@ package job
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -44,6 +45,25 @@ func TestTargets(t *testing.T) {
 				continue // root may, as far as access(2) knows
 			}
 			t.Errorf("%q: %+v, %v", c.values, got, err)
+		}
+	}
+}
+
+// The name of the working directory is not a pattern.
+func TestTargetsBelowPercent(t *testing.T) {
+	for _, name := range []string{"50%new", "100%", "%%"} {
+		here := filepath.Join(t.TempDir(), name)
+		if err := os.MkdirAll(here+"/sub", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Chdir(here + "/sub")
+		got, err := targets([]string{"res=../%n/"}, "/w")
+		if err != nil {
+			t.Errorf("in %s: %v", name, err)
+			continue
+		}
+		if dest := bring.Expand(got[0].Dest, 7, 3); dest != here+"/3/" {
+			t.Errorf("in %s the files go to %s", here, dest)
 		}
 	}
 }
