@@ -10,6 +10,7 @@ package bring
 
 import (
 	"archive/tar"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -406,9 +407,11 @@ func setTime(p place, t time.Time) error {
 	return p.root.Chtimes(p.name, t, t)
 }
 
-// file writes a file under a name of its own, and then gives it its name.
+// file writes a file under a name of its own, and then gives it its name. Until then its name is a
+// random one: a margay run that was killed, here or on another host, may have left one with any
+// number.
 func (n *nodeFiles) file(at located, h *tar.Header, r io.Reader) (err error) {
-	temp := place{root: at.root, name: path.Join(path.Dir(at.name), fmt.Sprintf(".margay-%d-%d", os.Getpid(), len(n.made)))}
+	temp := place{root: at.root, name: path.Join(path.Dir(at.name), ".margay-"+rand.Text())}
 	f, err := temp.root.OpenFile(temp.name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"math"
@@ -291,6 +292,27 @@ func TestCutOff(t *testing.T) {
 				t.Errorf("%d of %d bytes: there is %.20q", cut, len(packed), name)
 			}
 		}
+	}
+}
+
+// What a margay run with the same process number has left behind, because it was killed, is in no
+// file's way.
+func TestLeftover(t *testing.T) {
+	root := t.TempDir()
+	if err := os.Mkdir(root+"/res", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 4 {
+		if err := os.WriteFile(fmt.Sprintf("%s/res/.margay-%d-%d", root, os.Getpid(), i), []byte("half"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := &Bringer{Targets: []Target{{"/w/res", root + "/res"}}}
+	if err := b.Node(7, 0, whole(t, item{name: "0", kind: dir}, item{name: "0/a", data: "a"}, item{name: "0/b", data: "b"})); err != nil {
+		t.Fatal(err)
+	}
+	if got := tree(t, root+"/res"); b.Failed.Count > 0 || !slices.Contains(got, "a=a") || !slices.Contains(got, "b=b") {
+		t.Errorf("there is %q; failed: %v", got, &b.Failed)
 	}
 }
 
