@@ -93,3 +93,14 @@ func TestReadFilesOfEnded(t *testing.T) {
 		t.Errorf("it was asked %d times", gone.opened)
 	}
 }
+
+// The init of a job gets to know that files are collected before it gets any.
+func TestTaskCollects(t *testing.T) {
+	n, _ := node1(t, 1)
+	spec := n.prepared(t, 7, 1).spec
+	for _, spec.Collects = range []bool{false, true} {
+		if s, err := n.taskSpec(spec); err != nil || s.Collects != spec.Collects {
+			t.Errorf("%v, not %v: %v", s.Collects, spec.Collects, err)
+		}
+	}
+}

@@ -54,6 +54,8 @@ type JobSpec struct {
 
 	Hold bool `json:",omitempty"` // the ranks are stopped before their first instruction, until SIGCONT
 
+	Collects bool `json:"-"` // ReadFiles follows when the ranks have ended
+
 	HugePages bool `json:",omitempty"` // memory in huge pages, without a request by the program
 
 	Secret []byte `json:",omitempty"`
@@ -230,7 +232,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	info := n.Info()
 	t := task.Spec{
 		Exec: s.Exec, Job: s.Job, Hostname: n.config.Boot.Hostname(), User: s.User, Umask: s.Umask,
-		Pids: s.Pids, Host: s.HostRoot, Hold: s.Hold, Shared: s.Shared, Rlimits: n.host.Cgroups == nil, Small: (n.ownLinux() || n.declined) && !s.HugePages, Rest: n.restOf(s), Words: words,
+		Pids: s.Pids, Host: s.HostRoot, Hold: s.Hold, Collects: s.Collects, Shared: s.Shared, Rlimits: n.host.Cgroups == nil, Small: (n.ownLinux() || n.declined) && !s.HugePages, Rest: n.restOf(s), Words: words,
 	}
 	if t.Pids == 0 {
 		t.Pids = DefaultPids

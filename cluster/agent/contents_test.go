@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"margay/cluster/control"
+	"margay/kernel"
 	"margay/kernel/abi/archive"
 )
 
@@ -30,5 +31,24 @@ func TestPrepareContents(t *testing.T) {
 		if answer, err := ask(contents...); !errors.Is(err, &control.Failure{Code: control.Code_CODE_BAD_REQUEST}) {
 			t.Errorf("%s: %v, %v", name, answer, err)
 		}
+	}
+}
+
+// A node notes the contents of files for jobs whose client reads files when the ranks have ended.
+func TestPrepareCollects(t *testing.T) {
+	s := newServe(t)
+	var prepared []bool
+	s.run(&playedKernel{prepare: func(spec kernel.JobSpec) error {
+		prepared = append(prepared, spec.Collects)
+		return nil
+	}})
+	conn := s.next()
+	for _, out := range [][][]byte{nil, {[]byte("/w/res")}} {
+		if _, err := s.ask(conn, &control.Prepare{Job: 6, Spec: &control.JobSpec{Out: out}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(prepared, []bool{false, true}) {
+		t.Errorf("without --out, and with it: %v", prepared)
 	}
 }

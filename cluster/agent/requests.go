@@ -236,8 +236,8 @@ func (a *Agent) prepare(ctx context.Context, m *control.Prepare) (*control.Prepa
 		Files: m.Spec.RamDisk, Contents: contents, Memory: m.Spec.Memory,
 		Terminal: terminalSize(m.Spec.Terminal),
 		PMI:      m.Spec.Mpi == control.MPI_MPI_PMI1, Network: m.Spec.Network, HostRoot: m.Spec.HostRoot,
-		Shared: sharedFolders(m.Spec.Shared),
-		Pids:   int(m.Spec.Pids), HugePages: m.Spec.HugePages, Hold: m.Spec.Hold, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
+		Shared: sharedFolders(m.Spec.Shared), Collects: len(m.Spec.Out) > 0,
+		Pids: int(m.Spec.Pids), HugePages: m.Spec.HugePages, Hold: m.Spec.Hold, Secret: m.Secret, InitTimeout: time.Duration(m.Spec.InitTimeoutMs) * time.Millisecond,
 	}
 	for _, p := range m.Exec.GetParts() {
 		s.Parts = append(s.Parts, task.Part{First: id.Rank(p.First), Path: string(p.Path), Argv: stringsOf(p.Argv), Env: stringsOf(p.Env)})

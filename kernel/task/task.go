@@ -40,14 +40,15 @@ type Spec struct {
 
 	Ranks []Rank // the processes of this node
 
-	Memory  int64          // bytes that the job may use on this node, RAM disk included; 0: no bound
-	RAMDisk int64          // bytes of the job's root file system
-	Pids    int            // processes and threads; 0: no bound
-	Small   bool           // decline huge pages for programs that do not ask for them
-	Host    bool           // the ranks see the programs and the configuration of the node's host, which a hosted node has at node.HostRoot
-	Shared  []SharedFolder // folders of the job's client that the ranks see
-	Hold    bool           // the ranks are stopped before their first instruction, until SIGCONT to AllRanks
-	Rlimits bool           // no control group enforces the bounds: let resource limits do what they can
+	Memory   int64          // bytes that the job may use on this node, RAM disk included; 0: no bound
+	RAMDisk  int64          // bytes of the job's root file system
+	Pids     int            // processes and threads; 0: no bound
+	Small    bool           // decline huge pages for programs that do not ask for them
+	Host     bool           // the ranks see the programs and the configuration of the node's host, which a hosted node has at node.HostRoot
+	Shared   []SharedFolder // folders of the job's client that the ranks see
+	Hold     bool           // the ranks are stopped before their first instruction, until SIGCONT to AllRanks
+	Collects bool           // Collect follows when the ranks have ended
+	Rlimits  bool           // no control group enforces the bounds: let resource limits do what they can
 
 	PMI        *pmi.Config // its ranks find each other by PMI 1, at descriptor PMIFD; nil: they do not
 	Hosts      string      // lines of the job's /etc/hosts

@@ -47,8 +47,14 @@ int main(void)
 // compileWaiter returns the path of waiter with its symbols.
 func compileWaiter(t *testing.T) string {
 	t.Helper()
-	source, program := filepath.Join(t.TempDir(), "waiter.c"), filepath.Join(t.TempDir(), "waiter")
-	if err := os.WriteFile(source, []byte(waiter), 0o600); err != nil {
+	return compile(t, "waiter", waiter)
+}
+
+// compile returns the path of a program in C with its symbols.
+func compile(t *testing.T, name, text string) string {
+	t.Helper()
+	source, program := filepath.Join(t.TempDir(), name+".c"), filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command("gcc", "-O0", "-g", "-o", program, source).CombinedOutput(); err != nil {

@@ -85,6 +85,51 @@ func TestOut(t *testing.T) {
 	})
 }
 
+// mapper changes the first byte of files through a mapping, when it has read it.
+const mapper = `
+#include <fcntl.h>
+#include <sys/mman.h>
+int main(int argc, char **argv)
+{
+	for (int i = 1; i < argc; i++) {
+		char *at = mmap(0, 1, PROT_READ | PROT_WRITE, MAP_SHARED, open(argv[i], O_RDWR), 0);
+		if (at == MAP_FAILED || *(volatile char *)at != 'a')
+			return 1;
+		*(volatile char *)at = 'A';
+	}
+	return 0;
+}
+`
+
+// A file that came with the job comes back when a rank has changed it through a mapping, which
+// leaves the file its time.
+func TestOutMapped(t *testing.T) {
+	m := use(t, "hosted")
+	dir := t.TempDir()
+	names := []string{"large", "same-large", "same-small", "small"}
+	data := map[string]string{"small": "abc", "large": strings.Repeat("abcd", 16<<10)}
+	for _, name := range names {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(data[strings.TrimPrefix(name, "same-")]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := []string{"--out", ".=to"}
+	for _, name := range names {
+		args = append(args, "--with", name)
+	}
+	args = append(args, compile(t, "mapper", mapper), "small", "large")
+	for range 2 { // the node has the large ones already the second time
+		if err := os.RemoveAll(dir + "/to"); err != nil {
+			t.Fatal(err)
+		}
+		r := m.runIn(dir, args...).wait()
+		if got := brought(t, dir+"/to"); r.code != 0 || !slices.Equal(got, []string{"large=A" + data["large"][1:], "small=Abc"}) {
+			t.Errorf("there are %.100q: %v", got, r)
+		}
+	}
+	m.usable()
+}
+
 // The files of a job come back when it is killed and when it is interrupted. A margay run that ends
 // leaves no job behind.
 func TestOutOfKilled(t *testing.T) {

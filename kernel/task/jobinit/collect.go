@@ -145,6 +145,11 @@ func (e *entry) header(kind byte) *tar.Header {
 	}
 }
 
+// read opens a file. A lease must not stop it.
+func (e *entry) read() (*os.File, error) {
+	return openBelow(e.parent, e.base, unix.O_RDONLY|unix.O_NONBLOCK)
+}
+
 // entry writes a file, or a folder with all that is new in it. It reports whether it has left out
 // anything because that has come with the job, or is the node's.
 func (c *collector) entry(e entry) (known bool, err error) {
@@ -158,7 +163,7 @@ func (c *collector) entry(e entry) (known bool, err error) {
 	case unix.S_IFDIR:
 		return c.folder(e)
 	case unix.S_IFREG, unix.S_IFLNK:
-		if c.brought.unchanged(&e.Stat_t) {
+		if c.unchanged(e) {
 			return true, nil
 		}
 		if e.Mode&unix.S_IFMT == unix.S_IFLNK {
@@ -187,11 +192,21 @@ func kindOf(mode uint32) string {
 	return "device"
 }
 
-// unchanged is has for a caller that does not hold the lock.
-func (b *brought) unchanged(st *unix.Stat_t) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.has(st)
+// unchanged reports whether a file came with the job and is as it was. One that cannot be read
+// counts as changed: whatever then sends it says why.
+func (c *collector) unchanged(e entry) bool {
+	c.brought.mu.Lock()
+	known, open := c.brought.has(&e.Stat_t)
+	c.brought.mu.Unlock()
+	if !known || open == nil {
+		return known
+	}
+	f, err := e.read()
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return open.is(f, c.buf[:])
 }
 
 func (c *collector) folder(e entry) (known bool, err error) {
@@ -276,7 +291,7 @@ func (c *collector) file(e entry) error {
 		h.Linkname = first
 		return c.write(h)
 	}
-	f, err := openBelow(e.parent, e.base, unix.O_RDONLY|unix.O_NONBLOCK) // a lease must not stop it
+	f, err := e.read()
 	if err != nil {
 		return c.leave(e.name, whyClosed(err))
 	}

@@ -3,6 +3,7 @@ package jobinit
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/abi/archive"
+	"margay/kernel/task"
 )
 
 // listing reads an archive and describes each entry, in order of names.
@@ -59,7 +61,7 @@ func TestCollect(t *testing.T) {
 	root := t.TempDir()
 	b := new(brought)
 	for _, name := range []string{"/w/old", "/w/changed", "/w/in/old", "/w/mixed/old"} {
-		if err := b.add(write(t, root+name, "brought")); err != nil {
+		if err := b.add(write(t, root+name, "brought"), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -118,6 +120,72 @@ func TestCollect(t *testing.T) {
 	}
 	if again := collect("/w", "/way/secret", "/none", "/w/old", "/w/new\nline"); !bytes.Equal(first, again) {
 		t.Error("the archive is another one the second time")
+	}
+}
+
+// A file in memory that a rank has changed through a mapping travels, although its time is the old
+// one. Files that came in each other way, and are as they were, do not.
+func TestCollectMapped(t *testing.T) {
+	dir, err := os.MkdirTemp("/dev/shm", "margay-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	const text = "as it came"
+	digest := archive.Digest(sha256.Sum256([]byte(text)))
+	b := new(brought)
+	into := folder{root: root, unpacker: unpacker{
+		spec: task.Spec{UID: os.Getuid(), GID: os.Getgid(), Collects: true}, brought: b,
+		held:  map[archive.Digest]heldFile{digest: {File: write(t, t.TempDir()+"/held", text)}},
+		added: func(archive.Digest, *os.File) {},
+	}}
+	defer into.close()
+	for way, h := range map[string]tar.Header{
+		"small": {Size: int64(len(text))},
+		"named": {Size: int64(len(text)), PAXRecords: map[string]string{archive.Content: digest.String()}},
+		"held":  {PAXRecords: map[string]string{archive.Content: digest.String()}},
+	} {
+		h.Typeflag, h.Mode = tar.TypeReg, 0o600
+		for _, name := range []string{"w/same-" + way, "w/" + way} {
+			if err := unpackOne(&into, name, &h, strings.NewReader(text[:h.Size])); err != nil {
+				t.Fatal(err)
+			}
+		}
+		changeMapped(t, dir+"/w/"+way)
+	}
+	var packed bytes.Buffer
+	if err := b.collect(dir, []string{"/w"}, &packed); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{`0 0/held "As it came"`, `0 0/named "As it came"`, `0 0/small "As it came"`, "5 0"}
+	if got := listing(t, packed.Bytes()); !slices.Equal(got, want) {
+		t.Errorf("the archive has\n%q\nnot\n%q", got, want)
+	}
+}
+
+// changeMapped changes the first byte of a file through a mapping, when it has read it.
+func changeMapped(t *testing.T, name string) {
+	t.Helper()
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	mapped, err := unix.Mmap(int(f.Fd()), 0, 1, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if mapped[0] != 'a' {
+		t.Errorf("%s begins with %q", name, mapped[0])
+	}
+	mapped[0] = 'A'
+	if err := unix.Munmap(mapped); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -1,6 +1,9 @@
 package jobinit
 
 import (
+	"hash"
+	"hash/maphash"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -43,18 +46,47 @@ type brought struct {
 // place identifies a file.
 type place struct{ device, inode uint64 }
 
-// stamp changes when a file is written to, unless it is fixed: ranks cannot write to the file.
+// stamp changes when a file is written to, unless it is fixed: ranks cannot write to the file. When
+// it is written to through a mapping, only its content does: the RAM disk gives it no other time if
+// the page was read before.
 type stamp struct {
-	size  int64
-	time  unix.Timespec
-	fixed bool
+	size    int64
+	time    unix.Timespec
+	fixed   bool
+	content *content // nil: not noted
 }
 
-// stampOf returns the stamp of a file.
-func stampOf(st *unix.Stat_t) stamp { return stamp{size: st.Size, time: st.Mtim} }
+// same reports whether a file has the size and the time of the stamp.
+func (s stamp) same(st *unix.Stat_t) bool { return s.size == st.Size && s.time == st.Mtim }
 
-// add notes a file that was unpacked.
-func (b *brought) add(f *os.File) error { return b.addAs(f, stampOf) }
+// content identifies the content of a file by a hash.
+type content struct {
+	hash func() hash.Hash
+	sum  string
+}
+
+// quickSeed is the seed of quickHash.
+var quickSeed = maphash.MakeSeed()
+
+// quickHash is the hash of contents that come without a digest: they need not be known outside this
+// process, and SHA-256 takes several times as long.
+func quickHash() hash.Hash {
+	h := new(maphash.Hash)
+	h.SetSeed(quickSeed)
+	return h
+}
+
+// is reports whether the rest of a file is the content.
+func (c *content) is(f *os.File, buf []byte) bool {
+	h := c.hash()
+	_, err := io.CopyBuffer(h, struct{ io.Reader }{f}, buf) // WriteTo of the file would make a buffer of its own
+	return err == nil && string(h.Sum(nil)) == c.sum
+}
+
+// add notes a file that was unpacked, with its content unless that is nil.
+func (b *brought) add(f *os.File, c *content) error {
+	return b.addAs(f, func(st *unix.Stat_t) stamp { return stamp{size: st.Size, time: st.Mtim, content: c} })
+}
 
 // addFixed notes a file of the node or of its host that ranks see through a read-only mount. There
 // its times may change: margay run notes by them when it has lent a file.
@@ -98,15 +130,16 @@ func (b *brought) take(paths []string) {
 	b.taken = paths
 }
 
-// has reports whether a file came with the job and is as it was.
-func (b *brought) has(st *unix.Stat_t) bool {
+// has reports whether a file came with the job and is as it was, by its size and time. These leave
+// the question to its content if that is not nil. The caller holds b.mu.
+func (b *brought) has(st *unix.Stat_t) (known bool, open *content) {
 	was, ok := b.files[place{st.Dev, st.Ino}]
-	return ok && (was.fixed || was == stampOf(st))
+	return ok && (was.fixed || was.same(st)), was.content
 }
 
 // unkept looks for the files that ranks have written: those that are new or changed, from the
-// working directory on, in the file system of the root. Links are not followed. root is prefixed to
-// all names; it is empty but in tests.
+// working directory on, in the file system of the root. Links are not followed. Contents are not
+// read: that could take long. root is prefixed to all names; it is empty but in tests.
 func (b *brought) unkept(root, dir string) task.Unkept {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -167,7 +200,10 @@ func (w *search) walk(from, but string) {
 			return nil
 		}
 		var st unix.Stat_t
-		if unix.Lstat(path, &st) == nil && !w.brought.has(&st) {
+		if unix.Lstat(path, &st) != nil {
+			return nil
+		}
+		if known, _ := w.brought.has(&st); !known {
 			w.add(name)
 		}
 		return nil

@@ -48,7 +48,7 @@ func TestUnkept(t *testing.T) {
 		t.Run(k.name, func(t *testing.T) {
 			root := t.TempDir()
 			var b brought
-			if err := b.add(write(t, root+"/home/u/brought", "x")); err != nil {
+			if err := b.add(write(t, root+"/home/u/brought", "x"), nil); err != nil {
 				t.Fatal(err)
 			}
 			for _, name := range k.files {
@@ -71,7 +71,7 @@ func TestUnkeptChanged(t *testing.T) {
 	root := t.TempDir()
 	var b brought
 	for _, name := range []string{"/same", "/longer", "/replaced"} {
-		if err := b.add(write(t, root+name, "x")); err != nil {
+		if err := b.add(write(t, root+name, "x"), nil); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -3,8 +3,10 @@ package jobinit
 import (
 	"archive/tar"
 	"bufio"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"io/fs"
 	"math"
@@ -168,19 +170,8 @@ func (d *folder) unpackFile(name string, mode fs.FileMode, h *tar.Header, r io.R
 			return err
 		}
 	}
-	if isHeld {
-		err = copyHeld(f, d.held[c.digest].File)
-	} else {
-		if d.buf == nil {
-			d.buf = make([]byte, copyPiece)
-		}
-		var n int64
-		n, err = io.CopyBuffer(struct{ io.Writer }{f}, r, d.buf) // ReadFrom of the file would make a buffer of its own
-		if err == nil && n != h.Size {
-			err = io.ErrUnexpectedEOF
-		}
-	}
-	err = errors.Join(err, f.Chown(d.spec.UID, d.spec.GID), f.Chmod(mode), d.brought.add(f))
+	is, err := d.fill(f, h.Size, r, c)
+	err = errors.Join(err, f.Chown(d.spec.UID, d.spec.GID), f.Chmod(mode), d.brought.add(f, is))
 	if err == nil && c.code {
 		err = d.protect(f)
 	}
@@ -194,6 +185,35 @@ func (d *folder) unpackFile(name string, mode fs.FileMode, h *tar.Header, r io.R
 	defer in.Close()
 	d.added(c.digest, in)
 	return nil
+}
+
+// fill writes the data of a file. If files of the job are collected, it returns the content, unless
+// ranks cannot write to the file.
+func (d *folder) fill(f *os.File, size int64, r io.Reader, c contentRecords) (is *content, err error) {
+	var to io.Writer = struct{ io.Writer }{f} // ReadFrom of the file would make a buffer of its own
+	var quick hash.Hash
+	switch {
+	case !d.spec.Collects || c.code:
+	case c.named:
+		is = &content{sha256.New, string(c.digest[:])}
+	default:
+		quick = quickHash()
+		to = io.MultiWriter(f, quick)
+	}
+	if c.named && size == 0 {
+		return is, copyHeld(f, d.held[c.digest].File)
+	}
+	if d.buf == nil {
+		d.buf = make([]byte, copyPiece)
+	}
+	n, err := io.CopyBuffer(to, r, d.buf)
+	if err == nil && n != size {
+		err = io.ErrUnexpectedEOF
+	}
+	if quick != nil {
+		is = &content{quickHash, string(quick.Sum(nil))}
+	}
+	return is, err
 }
 
 // contentRecords is what an entry's records say of its content.
