@@ -3426,6 +3426,7 @@ func (m *JobState) size() (n int) {
 	n += sizeInt(6, m.FirstFailed)
 	n += sizeMessages(7, m.Unkept)
 	n += sizeMessages(8, m.Times)
+	n += sizeInt(30, m.Halt)
 	n += sizeBool(49, m.Collect)
 	return n + len(m.unknownFields)
 }
@@ -3442,6 +3443,7 @@ func (m *JobState) encode(e *encoder) {
 	encodeInt(e, 6, m.FirstFailed)
 	encodeMessages(e, 7, m.Unkept)
 	encodeMessages(e, 8, m.Times)
+	encodeInt(e, 30, m.Halt)
 	encodeBool(e, 49, m.Collect)
 	e.b = append(e.b, m.unknownFields...)
 }
@@ -3465,6 +3467,8 @@ func (m *JobState) parse(p *parser) {
 			parseMessages(p, &m.Unkept)
 		case 8:
 			parseMessages(p, &m.Times)
+		case 30:
+			parseInt(p, &m.Halt)
 		case 49:
 			parseBool(p, &m.Collect)
 		default:

@@ -6785,6 +6785,7 @@ type JobState struct {
 	FirstFailed   int32                  `protobuf:"varint,6,opt,name=first_failed,json=firstFailed,proto3" json:"first_failed,omitempty"` // the rank that decides the status: the first that failed, or the lowest; -1 while none has
 	Unkept        []*Unkept              `protobuf:"bytes,7,rep,name=unkept,proto3" json:"unkept,omitempty"`                               // when done: by node, where there are any
 	Times         []*PhaseTime           `protobuf:"bytes,8,rep,name=times,proto3" json:"times,omitempty"`                                 // to the job's client, from the serve that has launched the job: its phases so far, in order
+	Halt          int32                  `protobuf:"varint,30,opt,name=halt,proto3" json:"halt,omitempty"`                                 // as StoredJob.halt; the client of a job with JobSpec.hold is notified of a SIGCONT
 	Collect       bool                   `protobuf:"varint,49,opt,name=collect,proto3" json:"collect,omitempty"`                           // its ranks have ended, and its client reads JobSpec.out from its nodes now
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -6871,6 +6872,13 @@ func (x *JobState) GetTimes() []*PhaseTime {
 		return x.Times
 	}
 	return nil
+}
+
+func (x *JobState) GetHalt() int32 {
+	if x != nil {
+		return x.Halt
+	}
+	return 0
 }
 
 func (x *JobState) GetCollect() bool {
@@ -12970,7 +12978,7 @@ const file_control_proto_rawDesc = "" +
 	"\x04jobs\x18\x01 \x03(\rR\x04jobs\"9\n" +
 	"\rOutputRemoved\x12\x12\n" +
 	"\x04jobs\x18\x01 \x03(\rR\x04jobs\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\xe5\x02\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\xf9\x02\n" +
 	"\bJobState\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\rR\x03job\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.margay.control.JobPhaseR\x05phase\x12+\n" +
@@ -12979,7 +12987,8 @@ const file_control_proto_rawDesc = "" +
 	"\x05ranks\x18\x05 \x03(\v2\x19.margay.control.RankStateR\x05ranks\x12!\n" +
 	"\ffirst_failed\x18\x06 \x01(\x05R\vfirstFailed\x12.\n" +
 	"\x06unkept\x18\a \x03(\v2\x16.margay.control.UnkeptR\x06unkept\x12/\n" +
-	"\x05times\x18\b \x03(\v2\x19.margay.control.PhaseTimeR\x05times\x12\x18\n" +
+	"\x05times\x18\b \x03(\v2\x19.margay.control.PhaseTimeR\x05times\x12\x12\n" +
+	"\x04halt\x18\x1e \x01(\x05R\x04halt\x12\x18\n" +
 	"\acollect\x181 \x01(\bR\acollect\"~\n" +
 	"\tPhaseTime\x12+\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x15.margay.control.PhaseR\x05phase\x12\x17\n" +

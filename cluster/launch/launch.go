@@ -83,7 +83,7 @@ type Options struct {
 	Status         *Status
 	Terminal       Terminal                                                        // of rank 0 as well: keys go there unchanged; nil: it has pipes
 	Timing         *Timing                                                         // nil: nothing is measured
-	Held           func(ctx context.Context, job uint32) (release bool, err error) // called while the ranks are held (Spec.Hold), which go on if it releases them; an error ends the job
+	Held           func(ctx context.Context, job uint32) (release bool, err error) // called while the ranks are held (Spec.Hold), which go on if it releases them; an error ends the job; ctx ends when they go on otherwise
 	Started        func(job uint32) error                                          // called when the ranks run; an error ends margay run, but no detached job; nil for none
 	Ended          func(*control.JobState)                                         // called with the last state of the job, unless it is launched again; nil for none
 }
@@ -127,6 +127,8 @@ type session struct {
 	loaded  bool                   // every node has all files
 	lacking []uint32               // indexes of the contents that some node lacks
 	running chan struct{}          // closed when the ranks run
+	held    context.Context        // of Held
+	goOn    context.CancelFunc     // ends held: all ranks were continued
 	ended   chan *control.JobState // gets the job's last state
 	failed  chan error             // gets why output cannot be written
 	gaveUp  error                  // why this side ends the job; nil: it does not
@@ -246,6 +248,8 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 	defer listening.Wait()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	s.held, s.goOn = context.WithCancel(ctx)
+	defer s.goOn()
 	early := make(chan []os.Signal, 1)
 	listening.Go(func() { early <- s.early(ctx, cancel) })
 	if err := s.begin(ctx, pack); err != nil {
@@ -421,10 +425,7 @@ func (s *session) wait(ctx context.Context) (int, error) {
 			}
 			if s.Held != nil {
 				held = make(chan holding, 1)
-				go func() {
-					release, err := s.Held(ctx, s.job)
-					held <- holding{release, err}
-				}()
+				go func() { held <- s.hold() }()
 			} else if s.Stdin != nil {
 				go s.stdin.run(ctx, s.job)
 			}
@@ -465,6 +466,15 @@ func (s *session) wait(ctx context.Context) (int, error) {
 			return ExitStatus(err), err
 		}
 	}
+}
+
+// hold calls Held. What that returns does not matter when the ranks go on already, or the job ends.
+func (s *session) hold() holding {
+	release, err := s.Held(s.held, s.job)
+	if s.held.Err() != nil {
+		return holding{}
+	}
+	return holding{release, err}
 }
 
 // begun reports that the job runs.
@@ -615,6 +625,9 @@ func (s *session) handle(f *control.Frame) {
 
 func (s *session) state(m *control.JobState) {
 	s.Timing.measured(m.Job, m.Times)
+	if m.Halt == int32(unix.SIGCONT) {
+		s.goOn()
+	}
 	switch m.Phase {
 	case control.JobPhase_JOB_RUNNING:
 		s.runs()

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"context"
 	"errors"
 	"os"
 	"slices"
@@ -196,5 +197,36 @@ func TestHangUp(t *testing.T) {
 	l.Signals, l.Started = signals, func(uint32) error { close(started); return nil }
 	if code, err := l.run(t); code != ExitMargay || !errors.Is(err, errHangUp) {
 		t.Errorf("status %d, %v", code, err)
+	}
+}
+
+// When another lets held ranks go on, Held ends, and the ranks get standard input. They are not
+// continued once more.
+func TestHeldContinued(t *testing.T) {
+	waits := make(chan struct{})
+	s := serveTo(t, func(c *talk) {
+		c.launched(1)
+		<-waits
+		_ = c.Send(&control.JobState{Job: 5, Phase: control.JobPhase_JOB_RUNNING, FirstFailed: control.None, Halt: int32(unix.SIGCONT)})
+		if in, _ := expect[*control.Stdin](c); string(in.GetData()) != "input" {
+			t.Errorf("the ranks get %q", in.GetData())
+		}
+		c.done(ok())
+		c.left()
+	})
+	l := newLauncher(t, s, 1)
+	l.Spec.Stdin, l.Stdin = control.StdinMode_STDIN_FIRST, strings.NewReader("input")
+	l.Held = func(ctx context.Context, _ uint32) (bool, error) {
+		close(waits)
+		<-ctx.Done()
+		return false, ctx.Err()
+	}
+	if code, err := l.run(t); code != 0 || err != nil {
+		t.Errorf("status %d, %v", code, err)
+	}
+	for _, m := range s.messages() {
+		if signal, is := m.(*control.Signal); is {
+			t.Errorf("the ranks get %v", signal)
+		}
 	}
 }

@@ -115,3 +115,27 @@ func TestHaltedDuringLaunch(t *testing.T) {
 		}
 	})
 }
+
+// The client of a job that is held is notified when another lets it go on, also if that is in the
+// past when it comes back. The client of another job is not.
+func TestHeldContinued(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		held := spec(2)
+		held.Hold = true
+		c, other := m.client(), m.client()
+		job := c.run(held)
+		other.halt(job, unix.SIGCONT)
+		if state := one[*control.JobState](t, &c.recorder); state.Phase != control.JobPhase_JOB_RUNNING || unix.Signal(state.Halt) != unix.SIGCONT {
+			t.Errorf("the client is notified of %v", state)
+		}
+		stopped := c.run(spec(1))
+		other.halt(stopped, unix.SIGSTOP)
+		other.halt(stopped, unix.SIGCONT)
+		none[*control.JobState](t, &c.recorder, "it is not held")
+		m.restart()
+		if state := must[*control.JobState](m.client(), &control.Attach{Job: job}); unix.Signal(state.Halt) != unix.SIGCONT {
+			t.Errorf("a client that comes back finds %v", state)
+		}
+	})
+}

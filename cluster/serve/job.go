@@ -194,7 +194,7 @@ func (j *job) exitCode() int32 {
 
 // state is the job's state as reported to its client.
 func (j *job) state() *control.JobState {
-	m := &control.JobState{Job: j.number, Phase: j.phase, ExitCode: j.exitCode(), FirstFailed: int32(j.first), Unkept: j.unkept, Collect: j.collecting && !j.collected}
+	m := &control.JobState{Job: j.number, Phase: j.phase, ExitCode: j.exitCode(), FirstFailed: int32(j.first), Unkept: j.unkept, Collect: j.collecting && !j.collected, Halt: int32(j.halt)}
 	if j.failure != nil {
 		m.Error = control.FromError(j.failure)
 	} else if j.limit.over {

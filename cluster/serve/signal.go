@@ -27,6 +27,9 @@ func (s *Server) signal(j *job, rank int, sig unix.Signal) (away []uint32) {
 	if halts(sig) {
 		j.halt = sig
 		s.saveRunning(j)
+		if j.spec.Hold && sig == unix.SIGCONT {
+			j.tellClient() // it may wait for Enter
+		}
 		return nil
 	}
 	if j.stopped() && slices.Contains(wakening, sig) {

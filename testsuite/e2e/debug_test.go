@@ -156,28 +156,58 @@ func TestBacktrace(t *testing.T) {
 	m.usable()
 }
 
-// Ranks that are held have not begun, and do when a line comes. The rest of the input is theirs.
+// Ranks that are held have not begun, and do after Enter at the terminal, or when another continues
+// them. All other input is theirs.
 func TestAttach(t *testing.T) {
 	m := use(t, "hosted")
+	const input = "for the ranks\n"
+	held := func(stdin *os.File, way string) *command {
+		t.Helper()
+		c := start(t, func(c *exec.Cmd) { c.Stdin = stdin }, "-m", m.name, "run", "--attach", "-n", "2", "--with", "/bin/cat", "/bin/sh", "-c", "echo begun $MARGAY_RANK; exec cat")
+		eventually(t, "the processes", func() bool { return strings.Contains(c.stderr.String(), way) }, c.stderr.String)
+		text := c.stderr.String()
+		if strings.Count(text, "gdb -p ") != 2 || !strings.Contains(m.margay("ps").stdout, "stopped") || c.stdout.String() != "" {
+			t.Errorf("the held job: %s", text)
+		}
+		return c
+	}
+	resume := func() {
+		t.Helper()
+		if r := m.margay("kill", "-s", "CONT", m.onlyJob()); r.code != 0 {
+			t.Error(r)
+		}
+	}
+	write := func(w *os.File, text string) {
+		t.Helper()
+		if _, err := w.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ends := func(c *command) {
+		t.Helper()
+		if r := c.wait(); r.code != 0 || !strings.HasSuffix(r.stdout, "\n"+input) || strings.Count(r.stdout, "begun") != 2 {
+			t.Error(r)
+		}
+	}
+	master, slave := terminal(t)
+	for _, goOn := range []func(){func() { write(master, "\n") }, resume} {
+		c := held(slave, "Enter lets it go on")
+		goOn()
+		c.awaitRanks("begun", 2)
+		write(master, input+"\x04")
+		ends(c)
+	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	c := start(t, func(c *exec.Cmd) { c.Stdin = r }, "-m", m.name, "run", "--attach", "-n", "2", "/bin/cat")
-	r.Close()
-	eventually(t, "the processes", func() bool { return strings.Contains(c.stderr.String(), "Enter lets it go on") }, c.stderr.String)
-	text := c.stderr.String()
-	if strings.Count(text, "gdb -p ") != 2 || !strings.Contains(m.margay("ps").stdout, "stopped") {
-		t.Errorf("the held job: %s", text)
-	}
-	if _, err := w.WriteString("\nfor the ranks\n"); err != nil {
-		t.Fatal(err)
-	}
+	defer r.Close()
+	c := held(r, " lets it go on")
+	write(w, input)
 	w.Close()
-	if r := c.wait(); r.code != 0 || r.stdout != "for the ranks\n" {
-		t.Error(r)
-	}
+	resume()
+	ends(c)
 	if r := m.run(125, "--attach", "--detach", "/bin/true"); !strings.Contains(r.stderr, "--attach") {
 		t.Error(r)
 	}

@@ -107,14 +107,8 @@ func TestDebugVirtual(t *testing.T) {
 // held when gdb has ended, and the rank goes on with it.
 func TestDebugHeld(t *testing.T) {
 	m := use(t, "qemu")
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
-	c := start(t, func(c *exec.Cmd) { c.Stdin = r }, "-m", m.name, "run", "--attach", compileWaiter(t))
-	r.Close()
-	eventually(t, "the held job", func() bool { return strings.Contains(c.stderr.String(), "Enter lets it go on") }, c.stderr.String)
+	c := m.start("run", "--attach", compileWaiter(t))
+	eventually(t, "the held job", func() bool { return strings.Contains(c.stderr.String(), " lets it go on") }, c.stderr.String)
 	job := m.onlyJob()
 	if r := m.margay("debug", job, "-nx", "-batch", "-ex", "break main", "-ex", "continue", "-ex", "bt"); r.code != 0 || !strings.Contains(r.stdout, "#0  main () at ") {
 		t.Error(r)
@@ -122,8 +116,8 @@ func TestDebugHeld(t *testing.T) {
 	if r := m.margay("ps"); !strings.Contains(r.stdout, "stopped") || c.stdout.String() != "" {
 		t.Errorf("%v, and the rank says %q", r, c.stdout.String())
 	}
-	if _, err := w.WriteString("\n"); err != nil {
-		t.Fatal(err)
+	if r := m.margay("kill", "-s", "CONT", job); r.code != 0 {
+		t.Fatal(r)
 	}
 	c.awaitRanks("waits", 1)
 	if r := m.margay("kill", "-s", "USR1", job); r.code != 0 {

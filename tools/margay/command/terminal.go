@@ -1,6 +1,7 @@
 package command
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -53,6 +54,48 @@ func (r *foregroundReader) Read(p []byte) (int, error) {
 		}
 		return n, err
 	}
+}
+
+// AwaitEnter takes a line that the user types at r while this process is in the foreground, and
+// reports whether there was one before the end. If ctx ends first, it takes nothing, and returns
+// the cause. It takes nothing either of an r that is not a terminal: no user is there. Nothing else
+// may read r at the same time.
+func AwaitEnter(ctx context.Context, r io.Reader) (bool, error) {
+	in, ok := Foreground(r).(*foregroundReader)
+	if !ok {
+		return false, nil
+	}
+	for key := make([]byte, 1); ; {
+		if err := in.await(ctx); err != nil {
+			return false, err
+		}
+		switch _, err := in.Read(key); {
+		case errors.Is(err, io.EOF):
+			return false, nil
+		case err != nil:
+			return false, err
+		case key[0] == '\n':
+			return true, nil
+		}
+	}
+}
+
+// await waits until something can be read in the foreground.
+func (r *foregroundReader) await(ctx context.Context) error {
+	for ctx.Err() == nil {
+		if r.background() {
+			time.Sleep(foregroundPause)
+			continue
+		}
+		ready := []unix.PollFd{{Fd: int32(r.terminal.Fd()), Events: unix.POLLIN}}
+		switch n, err := unix.Poll(ready, int(foregroundPause.Milliseconds())); {
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return err
+		case n > 0 && ctx.Err() == nil:
+			return nil
+		}
+	}
+	return context.Cause(ctx)
 }
 
 // background reports whether this process is in the background of the terminal.

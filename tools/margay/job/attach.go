@@ -2,7 +2,6 @@ package job
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -17,8 +16,9 @@ import (
 )
 
 // held gives the ranks of a job, which are held, to a debugger of margay run. With attach it prints
-// their processes, and waits for Enter. Without input, and in the background of a terminal,
-// something else must let the ranks go on. programs are the programs of the ranks.
+// their processes, and waits for Enter. Where standard input is not a terminal, it is all for the
+// ranks, and something else must let them go on; so it must in the background of a terminal.
+// programs are the programs of the ranks.
 func held(ctx context.Context, a *command.App, job uint32, programs []string, attach bool) (release bool, err error) {
 	ranks, err := heldRanks(ctx, a, job)
 	if err != nil {
@@ -26,7 +26,11 @@ func held(ctx context.Context, a *command.App, job uint32, programs []string, at
 	}
 	if attach {
 		printHeld(a.Stderr, ranks)
-		fmt.Fprintf(a.Stderr, "margay: job %d is held before its first instruction; Enter lets it go on, and so does margay kill -s CONT %d\n", job, job)
+		way := fmt.Sprintf("margay kill -s CONT %d lets it go on", job)
+		if command.IsTerminal(a.Stdin) {
+			way = fmt.Sprintf("Enter lets it go on, and so does margay kill -s CONT %d", job)
+		}
+		fmt.Fprintf(a.Stderr, "margay: job %d is held before its first instruction; %s\n", job, way)
 	}
 	table, err := debuggerTable(ranks, programs)
 	switch {
@@ -38,7 +42,7 @@ func held(ctx context.Context, a *command.App, job uint32, programs []string, at
 	if !attach {
 		return true, nil
 	}
-	return awaitLine(ctx, command.Foreground(a.Stdin))
+	return command.AwaitEnter(ctx, a.Stdin)
 }
 
 // heldRank is the process of a rank that is held.
@@ -100,31 +104,6 @@ func debuggerTable(ranks []heldRank, programs []string) ([]mpir.Process, error) 
 		return nil, fmt.Errorf("the process of rank %d is not known: its node has not answered", i)
 	}
 	return table, nil
-}
-
-// awaitLine reads up to the end of a line, and nothing beyond, which the ranks may want. It reports
-// whether there was one.
-func awaitLine(ctx context.Context, in io.Reader) (bool, error) {
-	read := make(chan error, 1)
-	go func() {
-		b := make([]byte, 1)
-		for {
-			n, err := in.Read(b)
-			if n == 1 && b[0] == '\n' || err != nil {
-				read <- err
-				return
-			}
-		}
-	}()
-	select {
-	case err := <-read:
-		if errors.Is(err, io.EOF) {
-			return false, nil
-		}
-		return err == nil, err
-	case <-ctx.Done():
-		return false, context.Cause(ctx)
-	}
 }
 
 // processesHere finds the processes of a job's ranks on this host, by rank: none where another user

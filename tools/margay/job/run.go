@@ -275,7 +275,7 @@ of a SIGINT, SIGTERM or SIGHUP that was sent to margay run, it dies of that sign
 	fs.BoolVar(&f.HugePages, "huge-pages", false, "keep what the program allocates in huge pages (2 MiB) where it is large enough")
 	fs.StringVar(&f.MPI, "mpi", "auto", "`how` ranks of MPI find each other: pmi1, none, or auto, by the libraries of the program")
 	fs.BoolVar(&f.Network, "network", false, "give the job a network of its own between its nodes (MPI on several nodes has one)")
-	fs.BoolVar(&f.Attach, "attach", false, "hold the ranks before their first instruction, print their processes, and let them go on after Enter")
+	fs.BoolVar(&f.Attach, "attach", false, "hold the ranks before their first instruction, print their processes, and let them go on after Enter at a terminal, or margay kill -s CONT")
 	fs.BoolVar(&f.Force, "force", false, "run a program that is linked with Open MPI, PMIx or PMI 2; its ranks do not find each other")
 	fs.StringVar(&f.Timing, "timing", "", "print, at the end, how long each phase of the job took: as a `table`, or with =json for programs")
 	fs.Lookup("timing").NoOptDefVal = timingTable
@@ -641,7 +641,7 @@ func (f *Flags) check(c *cobra.Command, args []string) error {
 	case f.Collapse && (f.Detach || f.Label != "" || f.Output+f.Error != ""):
 		return errors.New("run: --collapse excludes --label, --detach, -o and -e: each line has its ranks, and comes when they have all written it")
 	case f.Attach && (f.Detach || f.Terminal):
-		return errors.New("run: --attach waits for Enter: it excludes --detach and --pty")
+		return errors.New("run: --attach waits for Enter or margay kill -s CONT: it excludes --detach and --pty")
 	case f.Detach && f.Output+f.Error != "":
 		return errors.New("run: the output of a detached job is kept on the machine: margay logs JOB >FILE; -o and -e are for jobs that margay run waits for")
 	case f.Detach && len(f.Out) > 0:

@@ -106,10 +106,9 @@ func TestCtrlC(t *testing.T) {
 	x.Await("\nstatus 130")
 }
 
-// Ranks that are held stay so in the background, which no read of the terminal ends; Enter in the
-// foreground lets them go on.
-func TestHeldInBackground(t *testing.T) {
-	m := margaytest.Play(t, "m", func(c *control.Conn, f *control.Frame) {
+// playHeld plays serve for one job that is held.
+func playHeld(t *testing.T) *margaytest.Machine {
+	return margaytest.Play(t, "m", func(c *control.Conn, f *control.Frame) {
 		switch f.Message().(type) {
 		case *control.Status:
 			c.Answer(f, &control.MachineStatus{}, nil)
@@ -119,6 +118,12 @@ func TestHeldInBackground(t *testing.T) {
 			margaytest.RunJob(c, f)
 		}
 	})
+}
+
+// Ranks that are held stay so in the background, which no read of the terminal ends; Enter in the
+// foreground lets them go on.
+func TestHeldInBackground(t *testing.T) {
+	m := playHeld(t)
 	x := margaytest.OnTerminal(t)
 	x.Press("$margay run --attach cat &\n")
 	x.Await("is held before its first instruction")
@@ -132,6 +137,41 @@ func TestHeldInBackground(t *testing.T) {
 	m.Typed("typed\n")
 	m.End(&control.JobState{})
 	x.Await("\n$ ")
+}
+
+// The first line that is typed after another has let held ranks go on is theirs.
+func TestHeldContinuedElsewhere(t *testing.T) {
+	m := playHeld(t)
+	x := margaytest.OnTerminal(t)
+	x.Press("$margay run --attach cat &\n")
+	x.Await("Enter lets it go on")
+	x.Press("kill -USR1 %1\n")
+	m.AwaitSignal(unix.SIGUSR1) // from here on the client of the moment is the one with the job
+	x.Press("fg\n")
+	x.Await("run --attach cat")
+	m.Send(&control.JobState{Job: 5, Phase: control.JobPhase_JOB_RUNNING, FirstFailed: control.None, Halt: int32(unix.SIGCONT)})
+	m.Send(&control.Record{Job: 5, Seq: 1, Stream: control.Stream_STREAM_STDERR, Data: []byte("a rank runs\n")})
+	x.Await("a rank runs") // so the other message was processed before
+	x.Press("typed\n")
+	m.Typed("typed\n")
+	m.End(&control.JobState{})
+	x.Await("\n$ ")
+}
+
+// Standard input that is not a terminal is all for the ranks, and does not let them go on.
+func TestHeldWithInput(t *testing.T) {
+	m := playHeld(t)
+	x := margaytest.OnTerminal(t)
+	x.Press("printf '\\nfirst\\nsecond\\n' | $margay run --attach cat\n")
+	x.Await("margay kill -s CONT 5 lets it go on")
+	m.Typed("\nfirst\nsecond\n")
+	m.End(&control.JobState{})
+	x.Await("\n$ ")
+	for _, message := range m.Messages() {
+		if s, is := message.(*control.Signal); is {
+			t.Errorf("the ranks get %v", s)
+		}
+	}
 }
 
 // When ranks die of Ctrl-C, so does margay run, and a shell ends its loop. A job that ends
