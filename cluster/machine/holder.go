@@ -305,8 +305,9 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 // channel gets the end of the node, and is nil while it does not run.
 func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, error) {
 	h.mu.Lock()
-	off, waits := n.life.off != "", n.exit != nil && n.exit.Waits
+	before, waits := n.life.off, n.exit != nil && n.exit.Waits
 	h.mu.Unlock()
+	off := before != ""
 	var err error
 	switch {
 	case o.woke && !waits: // it was switched off, or has started
@@ -330,10 +331,18 @@ func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, err
 		if waits {
 			h.substrate.stop(n.number)
 		}
-		if ended, err = h.stopNode(n, ended); err == nil && (ran || waits || !off) {
+		ended, err = h.stopNode(n, ended)
+		switch {
+		case errors.As(err, new(staysError)):
+			h.mu.Lock()
+			n.life.off = before // the order has failed
+			h.mu.Unlock()
+		case err == nil && (ran || waits || !off):
 			h.nodeOff(n)
 		}
 		return ended, err
+	case ended != nil && h.foundOff(n, ended):
+		ended = nil
 	case ended != nil: // it is on, or has not ended after an order to switch it off
 		h.mu.Lock()
 		defer h.mu.Unlock()
@@ -410,6 +419,25 @@ func (h *holder) startNow(n *heldNode) (<-chan exit, error) {
 	return ended, nil
 }
 
+// staysError is the reason why a node cannot be stopped, and goes on.
+type staysError struct{ error }
+
+// foundOff reports whether a node that seems to run has been switched off, as far as the substrate
+// can find out. It takes the end of the node then.
+func (h *holder) foundOff(n *heldNode, ended <-chan exit) bool {
+	rack, ok := h.substrate.(interface{ look(id.Node) })
+	if !ok {
+		return false
+	}
+	rack.look(n.number)
+	select {
+	case <-ended:
+		return true
+	default:
+		return false
+	}
+}
+
 // stopNode ends a node that runs, or its wait for its turn. It returns nil, or ended unchanged if
 // the node does not end in time.
 func (h *holder) stopNode(n *heldNode, ended <-chan exit) (<-chan exit, error) {
@@ -425,7 +453,7 @@ func (h *holder) stopNode(n *heldNode, ended <-chan exit) (<-chan exit, error) {
 	case <-ended:
 		return nil, nil
 	case err := <-failed:
-		return ended, fmt.Errorf("node%d does not end: %w", n.number, err)
+		return ended, staysError{fmt.Errorf("node%d does not end: %w", n.number, err)}
 	case <-time.After(cmp.Or(h.patience, stopWait)):
 		return ended, fmt.Errorf("node%d does not end", n.number)
 	}

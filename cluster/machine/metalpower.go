@@ -137,6 +137,28 @@ func (m *metalNodes) stop(number id.Node) <-chan error {
 	return failed
 }
 
+// look asks the driver of a node that seems to be up whether it is on. If it is off, it has ended.
+func (m *metalNodes) look(number id.Node) {
+	m.mu.Lock()
+	n := m.node(number)
+	ended, driver, up := n.ended, n.driver, n.phase == handed
+	m.mu.Unlock()
+	if driver == nil || !up {
+		return
+	}
+	var state power.State
+	err := m.switched(m.ctx, n, func(ctx context.Context) (err error) {
+		state, err = power.Carry(ctx, driver, power.Look)
+		return err
+	})
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err == nil && state == power.Off {
+		n.runs = false
+		m.over(number, n, ended, exit{Reason: "it has been switched off"})
+	}
+}
+
 // goesOn takes back that a node, which could not be switched off, gets no answer. The caller holds
 // m.mu.
 func (m *metalNodes) goesOn(number id.Node, n *metalNode, ended chan exit, phase metalPhase) {

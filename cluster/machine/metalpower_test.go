@@ -113,9 +113,9 @@ func TestOffFails(t *testing.T) {
 	d := &playedPower{state: power.On, fails: errors.New("no answer")}
 	p, h, n := playPower(t, d)
 	ended := p.boots(h, n)
-	after, err := h.stopNode(n, ended)
-	if after == nil || err == nil || !strings.Contains(err.Error(), "node3 does not end: switch it off: no answer") {
-		t.Fatalf("%v, %v", after, err)
+	after, err := h.obey(n, ended, order{kind: switchOff, why: "switched off by root"})
+	if after == nil || err == nil || !strings.Contains(err.Error(), "node3 does not end: switch it off: no answer") || n.life.off != "" {
+		t.Fatalf("%v, %v; off: %q", after, err, n.life.off)
 	}
 	if why := p.ask(1); !strings.Contains(why, "may still be up") {
 		t.Errorf("its next boot: %q", why)
@@ -135,6 +135,27 @@ func TestOffFails(t *testing.T) {
 	}
 	if _, err := p.hand(3); err != nil {
 		t.Error(err)
+	}
+}
+
+// An order to switch a node on that seems to be up finds out whether it is.
+func TestSwitchedOffBehindOurBack(t *testing.T) {
+	d := &playedPower{state: power.On}
+	p, h, n := playPower(t, d)
+	ended := p.boots(h, n)
+	on := order{kind: switchOn, why: "switched on by root"}
+	if after, err := h.obey(n, ended, on); after != ended || err != nil {
+		t.Errorf("one that is on: %v", err)
+	}
+	d.mu.Lock()
+	d.state, d.did = power.Off, nil
+	d.mu.Unlock()
+	if after, err := h.obey(n, ended, on); after == nil || after == ended || err != nil {
+		t.Fatalf("one that is off: %v", err)
+	}
+	check.AwaitFor(t, time.Minute, "power", func() bool { return slices.Equal(d.actions(), []power.Action{power.SwitchOn}) })
+	if why := p.ask(1); why != "" {
+		t.Error(why)
 	}
 }
 
