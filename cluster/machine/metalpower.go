@@ -64,11 +64,7 @@ func (m *metalNodes) switchOn(number id.Node, n *metalNode, ended chan exit) {
 
 // wake switches a node on that may be on: nothing happens then. When it boots it wakes.
 func (m *metalNodes) wake(number id.Node, n *metalNode) {
-	err := m.switched(m.ctx, n, func(ctx context.Context) error {
-		_, err := power.Carry(ctx, n.driver, power.SwitchOn)
-		return err
-	})
-	if err != nil && m.ctx.Err() == nil {
+	if _, err := m.carry(m.ctx, n, power.SwitchOn); err != nil && m.ctx.Err() == nil {
 		m.events.log("node%d: switch it on: %v", number, err)
 	}
 }
@@ -116,10 +112,7 @@ func (m *metalNodes) stop(number id.Node) <-chan error {
 	failed := make(chan error, 1)
 	m.running.Go(func() {
 		// It goes on when the machine ends: close waits for it.
-		err := m.switched(context.WithoutCancel(m.ctx), n, func(ctx context.Context) error {
-			_, err := power.Carry(ctx, n.driver, power.SwitchOff)
-			return err
-		})
+		_, err := m.carry(context.WithoutCancel(m.ctx), n, power.SwitchOff)
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		switch {
@@ -141,16 +134,12 @@ func (m *metalNodes) stop(number id.Node) <-chan error {
 func (m *metalNodes) look(number id.Node) {
 	m.mu.Lock()
 	n := m.node(number)
-	ended, driver, up := n.ended, n.driver, n.phase == handed
+	ended, seems := n.ended, n.driver != nil && n.phase == handed
 	m.mu.Unlock()
-	if driver == nil || !up {
+	if !seems {
 		return
 	}
-	var state power.State
-	err := m.switched(m.ctx, n, func(ctx context.Context) (err error) {
-		state, err = power.Carry(ctx, driver, power.Look)
-		return err
-	})
+	state, err := m.carry(m.ctx, n, power.Look)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err == nil && state == power.Off {
@@ -175,7 +164,16 @@ func (m *metalNodes) goesOn(number id.Node, n *metalNode, ended chan exit, phase
 	}
 }
 
-// switched carries out an action on the power of a node.
+// carry carries out one action on the power of a node, which has a driver.
+func (m *metalNodes) carry(ctx context.Context, n *metalNode, a power.Action) (state power.State, err error) {
+	err = m.switched(ctx, n, func(ctx context.Context) (err error) {
+		state, err = power.Carry(ctx, n.driver, a)
+		return err
+	})
+	return state, err
+}
+
+// switched has an action on the power of a node carried out.
 func (m *metalNodes) switched(ctx context.Context, n *metalNode, act func(context.Context) error) error {
 	n.switching.Lock()
 	defer n.switching.Unlock()

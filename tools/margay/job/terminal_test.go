@@ -120,17 +120,25 @@ func playHeld(t *testing.T) *margaytest.Machine {
 	})
 }
 
-// Ranks that are held stay so in the background, which no read of the terminal ends; Enter in the
-// foreground lets them go on.
-func TestHeldInBackground(t *testing.T) {
+// heldOnTerminal has a job held in the background of a terminal, where it gets a signal, and then
+// in the foreground.
+func heldOnTerminal(t *testing.T) (*margaytest.Machine, *margaytest.Terminal) {
+	t.Helper()
 	m := playHeld(t)
 	x := margaytest.OnTerminal(t)
 	x.Press("$margay run --attach cat &\n")
-	x.Await("is held before its first instruction")
+	x.Await("is held before its first instruction; Enter lets it go on")
 	x.Press("kill -USR1 %1\n")
-	m.AwaitSignal(unix.SIGUSR1)
+	m.AwaitSignal(unix.SIGUSR1) // from here on the client of the moment is the one with the job
 	x.Press("fg\n")
 	x.Await("run --attach cat")
+	return m, x
+}
+
+// Ranks that are held stay so in the background, which no read of the terminal ends; Enter in the
+// foreground lets them go on.
+func TestHeldInBackground(t *testing.T) {
+	m, x := heldOnTerminal(t)
 	x.Press("\n")
 	m.AwaitSignal(unix.SIGCONT)
 	x.Press("typed\n")
@@ -141,14 +149,7 @@ func TestHeldInBackground(t *testing.T) {
 
 // The first line that is typed after another has let held ranks go on is theirs.
 func TestHeldContinuedElsewhere(t *testing.T) {
-	m := playHeld(t)
-	x := margaytest.OnTerminal(t)
-	x.Press("$margay run --attach cat &\n")
-	x.Await("Enter lets it go on")
-	x.Press("kill -USR1 %1\n")
-	m.AwaitSignal(unix.SIGUSR1) // from here on the client of the moment is the one with the job
-	x.Press("fg\n")
-	x.Await("run --attach cat")
+	m, x := heldOnTerminal(t)
 	m.Send(&control.JobState{Job: 5, Phase: control.JobPhase_JOB_RUNNING, FirstFailed: control.None, Halt: int32(unix.SIGCONT)})
 	m.Send(&control.Record{Job: 5, Seq: 1, Stream: control.Stream_STREAM_STDERR, Data: []byte("a rank runs\n")})
 	x.Await("a rank runs") // so the other message was processed before
