@@ -415,6 +415,7 @@ func (c *client) attach(f *control.Frame, m *control.Attach) {
 	}
 	j.tellUnsaved()
 	s.finishIfComplete(j) // if its client has not copied its files back
+	j.killed = time.Now() // ends of ranks may come only now
 	for _, member := range j.members {
 		s.nodes[member.Node].send(&control.Rewind{Job: j.number})
 	}

@@ -49,7 +49,7 @@ type job struct {
 	done      chan struct{}   // closed when no node has anything left of the job
 	halt      unix.Signal     // SIGSTOP or SIGCONT, the last of them that all ranks were sent; 0: neither
 	killing   unix.Signal     // the last signal sent to end the ranks; 0 if none was
-	killed    time.Time       // when a node was last asked to end them
+	killed    time.Time       // when a node was last asked to end them, or for their ends
 	asked     time.Time       // when all ranks were last sent a signal that ends programs, on request
 	finishing bool
 	torn      bool              // it has ended before its output was complete
@@ -137,8 +137,11 @@ func (j *job) endedOn(node uint32) bool {
 }
 
 // heldUp reports whether ends of ranks may be queued behind output that the job's consumer does not
-// take.
+// take, or cannot take because it is away: nodes send that output again when it is back.
 func (j *job) heldUp() bool {
+	if !j.wantsRecords() {
+		return true
+	}
 	for _, m := range j.members {
 		if !j.endedOn(m.Node) && j.waits(m.Node) {
 			return true

@@ -110,6 +110,36 @@ func TestStoppedLauncher(t *testing.T) {
 	}
 }
 
+// Nodes send the ends of ranks again only to a client. A job that the failure of a rank has ended
+// waits for the other ends as long as its client is stopped, and ends with that failure.
+func TestStoppedLauncherOfFailedJob(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := new(processes)
+		p.set(ProcessRuns)
+		m := up(t, 2, p.on)
+		job := m.client().run(spec(3))
+		m.played[1].exits(job, 1, 2, 7, 0)
+		m.restart()
+		p.set(ProcessStopped)
+		m.back(job, control.JobPhase_JOB_RUNNING, 0, 1)
+		time.Sleep(time.Hour)
+		if got := take[*control.Signal](&m.played[0].recorder); len(got) == 0 {
+			t.Error("the other ranks were not ended")
+		}
+		p.set(ProcessRuns) // fg
+		c := m.attach(job)
+		time.Sleep(m.config.Timing.withDefaults().Kill / 2)
+		m.played[1].exits(job, 1, 2, 7, 0)
+		for rank := range uint32(2) {
+			m.played[0].exits(job, 1+uint64(rank), rank, 0, 15)
+		}
+		c.ackAll()
+		if state := c.ended(); state.ExitCode != 7 || state.FirstFailed != 2 || state.Error != nil {
+			t.Errorf("it has ended as %v", state)
+		}
+	})
+}
+
 // A stopped client that is killed ends its job, after any number of restarts. The next client of a
 // job is the one to look for.
 func TestStoppedLauncherIsKilled(t *testing.T) {

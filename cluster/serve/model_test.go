@@ -180,7 +180,7 @@ func (h *history) request() {
 	if !s.Detach {
 		s.Stdin = control.StdinMode(h.rng.IntN(3))
 	}
-	h.client = &follower{story: h.story, reader: records.NewReader(), stdin: s.Stdin, detached: s.Detach}
+	h.client = &follower{story: h.story, reader: records.NewReader(), stdin: s.Stdin, detached: s.Detach, process: &h.processes}
 	h.client.links = []*link{h.dial(h.server.serveLocal, &control.Hello{Role: control.Role_ROLE_CLIENT})}
 	h.story.opened()
 	h.client.link().call(&control.RunRequest{Spec: s, Files: []byte("files")})
@@ -550,7 +550,7 @@ func (h *history) stopServe() {
 	h.kill()
 	h.server.running.Wait()
 	h.server.history.close()
-	h.fatal(errors.Join(h.server.store.close(), os.RemoveAll(h.config.Dir)))
+	h.fatal(errors.Join(h.server.chooser.Close(), h.server.store.close(), os.RemoveAll(h.config.Dir)))
 }
 
 // clientReturns makes a client that has lost its connection attach to the job again.

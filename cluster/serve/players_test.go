@@ -200,6 +200,7 @@ type follower struct {
 	typed    string  // its standard input so far
 	typedAll bool    // nothing follows typed
 	links    []*link // the last one is the current one
+	process  *processes
 	state    *control.JobState
 	stalled  bool // its output is not taken
 	stopped  bool // its process is
@@ -220,6 +221,7 @@ func (c *follower) sends(from int, only ...uint32) {
 // from being recorded can be followed by another one.
 func (c *follower) returned(state *control.JobState) {
 	c.state = state
+	c.process.set(ProcessEnded)
 	if !c.detached && state.ExitCode != 0 {
 		c.story.may(clientGone)
 	}
