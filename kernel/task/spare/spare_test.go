@@ -17,6 +17,7 @@ type world struct {
 	now time.Time
 
 	alive    map[Serial]bool // spares that no launch has got: true when ready
+	ready    time.Time       // when the last spare became ready
 	given    map[Serial]bool
 	started  Serial
 	launches int // under way
@@ -107,9 +108,23 @@ func (w *world) one() Serial {
 	return 0
 }
 
+// die ends the spare that is there. If it has waited for long, failures before it no longer count.
 func (w *world) die() {
-	delete(w.alive, w.one())
+	s := w.one()
+	if w.alive[s] && w.now.Sub(w.ready) > limits.LastPause {
+		w.unused = 0
+	}
+	delete(w.alive, s)
 	w.failed()
+}
+
+// becomesReady makes the spare that is there ready.
+func (w *world) becomesReady(s Serial) {
+	if !w.alive[s] {
+		w.ready = w.now
+	}
+	w.alive[s] = true
+	w.m.Ready(w.now, s)
 }
 
 // event has something happen.
@@ -139,8 +154,7 @@ func (w *world) event() {
 		}
 	case 4, 5:
 		if s != 0 {
-			w.alive[s] = true
-			w.m.Ready(w.now, s)
+			w.becomesReady(s)
 		}
 		if late := Serial(w.r.Uint64N(uint64(w.started) + 1)); late != s {
 			w.m.Ready(w.now, late)
@@ -211,8 +225,7 @@ func (w *world) settle() {
 	for range 100 {
 		w.step()
 		if s := w.one(); s != 0 {
-			w.alive[s] = true
-			w.m.Ready(w.now, s)
+			w.becomesReady(s)
 			return
 		}
 		if w.wake.IsZero() {
