@@ -19,7 +19,7 @@ import (
 // is known by its identity, which changes whenever the file is written to.
 //
 // Only code is remembered. Data may be written through a mapping of the file for a while without a
-// new time of change. For the same reason a file that has changed less than settled ago is not
+// new time of change. For the same reason a file that has changed less than Settled ago is not
 // remembered, nor one in a file system that does not notice such writes (noticing).
 type digests struct {
 	path  string // of the file that keeps them; empty: they are not kept
@@ -46,10 +46,10 @@ func (i *identity) fields() [identityFields]*uint64 {
 	return [...]*uint64{&i.Device, &i.Inode, &i.Size, &i.Modified, &i.Changed}
 }
 
-const (
-	settled     = time.Minute
-	mostDigests = 512
-)
+// Settled is how long ago a program must have changed last for its digest to be remembered.
+const Settled = time.Minute
+
+const mostDigests = 512
 
 // digestsMagic begins the file of digests, and names its format.
 const digestsMagic = "margayd1"
@@ -121,7 +121,7 @@ func (d *digests) of(file *File) (archive.Digest, error) {
 		return digest, err
 	}
 	after, err := identify(file)
-	if err == nil && before == after && d.now.Sub(time.Unix(0, int64(after.Changed))) >= settled {
+	if err == nil && before == after && d.now.Sub(time.Unix(0, int64(after.Changed))) >= Settled {
 		d.known = slices.Insert(d.known, 0, known{after, digest})
 		d.known = d.known[:min(len(d.known), mostDigests)]
 		d.fresh = true

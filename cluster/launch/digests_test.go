@@ -25,7 +25,7 @@ func codeFile(t *testing.T, text string) *File {
 func TestDigests(t *testing.T) {
 	file := codeFile(t, "one")
 	kept := filepath.Join(t.TempDir(), "digests")
-	later := time.Now().Add(settled + time.Second)
+	later := time.Now().Add(Settled + time.Second)
 	of := func(file *File, now time.Time) (archive.Digest, bool) {
 		t.Helper()
 		d := readDigests(kept, now)
@@ -103,7 +103,7 @@ func TestInMemory(t *testing.T) {
 	if err := os.WriteFile(file.Path, []byte("one"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	d := readDigests(filepath.Join(t.TempDir(), "digests"), time.Now().Add(settled+time.Second))
+	d := readDigests(filepath.Join(t.TempDir(), "digests"), time.Now().Add(Settled+time.Second))
 	if _, err := d.of(file); err != nil || len(d.known) != 0 {
 		t.Errorf("%d digests are remembered, %v", len(d.known), err)
 	}
@@ -112,7 +112,7 @@ func TestInMemory(t *testing.T) {
 // The list of digests has an end.
 func TestManyDigests(t *testing.T) {
 	file := codeFile(t, "one")
-	d := &digests{path: filepath.Join(t.TempDir(), "digests"), now: time.Now().Add(2 * settled), known: make([]known, mostDigests), notices: func(string) bool { return true }}
+	d := &digests{path: filepath.Join(t.TempDir(), "digests"), now: time.Now().Add(2 * Settled), known: make([]known, mostDigests), notices: func(string) bool { return true }}
 	digest, err := d.of(file)
 	if err != nil {
 		t.Fatal(err)

@@ -168,16 +168,22 @@ func TestBenchLaunch(t *testing.T) {
 	if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	r := start(t, nil, "bench", "launch", "--quick", "--json", "--nodes", "2", "--into", page).wait()
+	r := start(t, nil, "bench", "launch", "--quick", "--json", "--nodes", "2", "--sizes", "2", "--jobs", "5", "--into", page).wait()
 	if r.code != 0 {
 		t.Fatal(r)
 	}
 	var figures struct {
 		Results []struct {
 			Nodes, Jobs, Failed int
+			Size                int `json:"size_mib"`
 			Contender           string
 			Median              float64            `json:"median_ms"`
 			Speed               map[string]float64 `json:"speed_to"`
+		}
+		Machines []struct {
+			Nodes  int
+			Up     float64 `json:"up_s"`
+			Memory float64 `json:"memory_of_a_node_mb"`
 		}
 	}
 	if err := json.Unmarshal([]byte(r.stdout), &figures); err != nil {
@@ -185,19 +191,31 @@ func TestBenchLaunch(t *testing.T) {
 	}
 	got := make(map[string]bool)
 	for _, f := range figures.Results {
-		if f.Nodes != 2 || f.Jobs != 1 || f.Failed != 0 || f.Median <= 0 || f.Contender == "Margay" && f.Speed["MPICH hydra"] <= 0 {
+		work := fmt.Sprintf("%d nodes, %d MiB, %d jobs: ", f.Nodes, f.Size, f.Jobs)
+		if f.Failed != 0 || f.Median <= 0 || f.Contender == "Margay" && f.Speed["MPICH hydra"] <= 0 {
 			t.Errorf("%+v", f)
 		}
-		got[f.Contender] = true
+		got[work+f.Contender] = true
 	}
-	for _, want := range []string{"Margay", "Margay, back to back", "MPICH hydra", "fork and exec"} {
-		if !got[want] {
-			t.Errorf("%s is not measured: %v", want, r)
+	for work, contenders := range map[string][]string{
+		"2 nodes, 0 MiB, 1 jobs: ": {"Margay", "Margay, back to back", "MPICH hydra", "fork and exec"},
+		"2 nodes, 2 MiB, 1 jobs: ": {"Margay", "Margay, new program", "MPICH hydra", "fork and exec"},
+		"1 nodes, 0 MiB, 5 jobs: ": {"Margay", "MPICH hydra", "fork and exec"},
+	} {
+		for _, name := range contenders {
+			if !got[work+name] {
+				t.Errorf("%s is not measured: %v", work+name, r)
+			}
 		}
 	}
+	if m := figures.Machines; len(m) != 2 || m[0].Nodes != 2 || m[0].Up <= 0 || m[0].Memory < 1 || m[1].Nodes != 1 {
+		t.Errorf("machines %+v", m)
+	}
 	written, err := os.ReadFile(page)
-	if err != nil || !strings.Contains(string(written), fmt.Sprintf("\n| 2 | %.1f (", figures.Results[0].Median)) {
-		t.Errorf("%v\n%s", err, written)
+	for _, want := range []string{fmt.Sprintf("\n| 2 | %.1f (", figures.Results[0].Median), "\n| 2 | 2 | ", "Many jobs", "A machine of 2 nodes was up"} {
+		if err != nil || !strings.Contains(string(written), want) {
+			t.Errorf("%q is missing, %v\n%s", want, err, written)
+		}
 	}
 	left, err := filepath.Glob(filepath.Join(scratch, "m", "bench-launch-*"))
 	if err != nil || len(left) != 0 {

@@ -2,10 +2,12 @@ package bench
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -15,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"margay/cluster/launch"
 	"margay/cluster/machine"
 	"margay/cluster/roster"
 	"margay/kernel/abi/node"
@@ -31,6 +34,8 @@ const byLaunch = "margay bench launch"
 // launchFlags are the flags of margay bench launch.
 type launchFlags struct {
 	nodes         []int
+	sizes         []int // of programs, in MiB
+	jobs          int   // of one user; 0: they are not measured
 	against       []string
 	rounds        int
 	pause         time.Duration
@@ -44,20 +49,35 @@ type launchFlags struct {
 // quickPause is the pause of --quick.
 const quickPause = 10 * time.Millisecond
 
+// Bounds of --sizes, in MiB, and of --jobs: a turn has a minute.
+const (
+	largestProgram = 256
+	mostJobs       = 2000
+)
+
+// jobsAtOnce is how many of --jobs run at the same time.
+const jobsAtOnce = 16
+
 func (a commands) benchLaunchCommand() *cobra.Command {
 	var f launchFlags
 	c := a.JSONFlag(&cobra.Command{
 		Use:   "launch",
-		Short: "Measure how long an empty job takes, beside MPICH and pdsh",
+		Short: "Measure how long empty jobs take, beside MPICH and pdsh",
 		Long: `Measure how long margay run takes for a program that does nothing, one rank on each of 1, 8 and 64 hosted nodes, beside MPICH's
 hydra and pdsh where they are installed, and beside processes that are only started. This makes machines of its own and ends
 them again. The hosts of the others are pretended: all of their processes are on this host.
 
 In each round every contender has its turn. A time is from the start of the launcher to its end; for Margay with the files on
 the nodes, after earlier jobs, and with the record of the job kept. In the pause after a turn Margay prepares the next job.
-Back to back is a job that begins when another one has ended, without that pause. Compare figures of one measurement only.`,
+Back to back is a job that begins when another one has ended, without that pause. Compare figures of one measurement only.
+
+With --sizes the same is measured with programs that are made that large, for Margay also with a program that the machine has
+never run. With --jobs one user runs so many jobs of one rank, 16 at a time: one margay run --array, or as many processes of
+the other launcher. Each machine is measured as well: how long it takes until all nodes are up, and the memory that its
+processes have taken in the end.`,
 		Example: `  margay bench launch
   margay bench launch --nodes 1,16 --rounds 50 --against 'MPICH hydra'
+  margay bench launch --nodes 8 --sizes 8,12 --jobs 200
   margay bench launch --quick --json
   margay bench launch --into docs/launch.md`,
 		Args: command.NoArguments,
@@ -85,6 +105,8 @@ Back to back is a job that begins when another one has ended, without that pause
 // add adds the flags to a command.
 func (f *launchFlags) add(flags *pflag.FlagSet) {
 	flags.IntSliceVar(&f.nodes, "nodes", []int{1, 8, 64}, "on how many nodes")
+	flags.IntSliceVar(&f.sizes, "sizes", nil, "also with programs of so many `MiB`")
+	flags.IntVar(&f.jobs, "jobs", 0, "also run so many jobs of one rank; 0: do not")
 	flags.StringSliceVar(&f.against, "against", peer.LauncherNames(), "what to compare with, if it is installed; none: with nothing")
 	flags.IntVar(&f.rounds, "rounds", 20, "how many rounds")
 	flags.DurationVar(&f.pause, "pause", 500*time.Millisecond, "how long to wait after each turn")
@@ -113,6 +135,14 @@ func (f *launchFlags) check(c *cobra.Command) (err error) {
 			return fmt.Errorf("bench launch: --nodes %d: a machine has 1 to %d nodes", n, roster.Most)
 		}
 	}
+	for _, size := range f.sizes {
+		if size < 1 || size > largestProgram {
+			return fmt.Errorf("bench launch: --sizes %d: a program has 1 to %d MiB", size, largestProgram)
+		}
+	}
+	if f.jobs < 0 || f.jobs > mostJobs {
+		return fmt.Errorf("bench launch: --jobs %d: a turn has 1 to %d jobs", f.jobs, mostJobs)
+	}
 	if f.into != "" {
 		if err := intoPage(f.into, byLaunch, nil); err != nil {
 			return err
@@ -125,76 +155,179 @@ func (f *launchFlags) check(c *cobra.Command) (err error) {
 	return err
 }
 
-// benchLaunch measures on all numbers of nodes. Nothing of it is left when it returns, nor when
-// this process dies.
-func (a commands) benchLaunch(ctx context.Context, f launchFlags) (figures *launches.Figures, err error) {
-	figures = &launches.Figures{Host: page.ThisHost(a.Version)}
-	figures.Plan = fmt.Sprintf("Rounds: %d, with a pause of %v after each turn.", f.rounds, f.pause)
-	folder, err := os.MkdirTemp("", "margay-bench-")
-	if err != nil {
-		return nil, err
-	}
-	var machines []string
-	for _, n := range f.nodes {
-		machines = append(machines, machineName(launchPlace(n)))
-	}
-	clean, err := startJanitor(folder, machines)
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(folder))
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(folder), clean.dismiss()) }()
-	var peers []launches.Contender
-	for _, name := range f.against {
-		c, err := peer.FindLauncher(name, folder, f.program)
-		if err != nil {
-			figures.Notes = append(figures.Notes, fmt.Sprintf("%s is left out: %v.", name, err))
-			a.Report("%s", figures.Notes[len(figures.Notes)-1])
-			continue
-		}
-		peers = append(peers, c)
-	}
-	for _, n := range f.nodes {
-		results, err := a.measureLaunches(ctx, n, f, peers)
-		if err != nil {
-			return nil, err
-		}
-		figures.Results = append(figures.Results, results...)
-	}
-	return figures, nil
+// launchBench is a measurement.
+type launchBench struct {
+	commands
+	launchFlags
+	folder  string // for programs and files of peers
+	peers   []launches.Contender
+	figures *launches.Figures
 }
 
-// launchPlace names the machine with so many nodes.
-func launchPlace(nodes int) string { return fmt.Sprintf("launch-%d", nodes) }
-
-// measureLaunches makes a machine, measures there and ends it.
-func (a commands) measureLaunches(ctx context.Context, nodes int, f launchFlags, peers []launches.Contender) (results []*launches.Result, err error) {
-	m := a.newMachine(launchPlace(nodes))
-	spec := machine.Spec{Substrate: node.Hosted, Program: f.node, JobInit: f.jobInit, Nodes: nodes, Cores: 1, Fabric: machine.FabricAuto}
-	if err := m.up(ctx, spec); err != nil {
+// benchLaunch measures on all machines. Nothing of it is left when it returns, nor when this
+// process dies.
+func (a commands) benchLaunch(ctx context.Context, f launchFlags) (figures *launches.Figures, err error) {
+	b := &launchBench{commands: a, launchFlags: f, figures: &launches.Figures{Host: page.ThisHost(a.Version)}}
+	b.figures.Plan = fmt.Sprintf("Rounds: %d, with a pause of %v after each turn.", f.rounds, f.pause)
+	if b.folder, err = os.MkdirTemp("", "margay-bench-"); err != nil {
 		return nil, err
 	}
+	places := b.places()
+	var machines []string
+	for _, p := range places {
+		machines = append(machines, machineName(p.name))
+	}
+	clean, err := startJanitor(b.folder, machines)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(b.folder))
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(b.folder), clean.dismiss()) }()
+	b.findPeers()
+	if err := b.padPrograms(ctx); err != nil {
+		return nil, err
+	}
+	for _, p := range places {
+		if err := b.measure(ctx, p); err != nil {
+			return nil, err
+		}
+	}
+	return b.figures, nil
+}
+
+// findPeers finds the launchers that are installed.
+func (b *launchBench) findPeers() {
+	for _, name := range b.against {
+		c, err := peer.FindLauncher(name, b.folder)
+		if err != nil {
+			note := fmt.Sprintf("%s is left out: %v.", name, err)
+			b.figures.Notes = append(b.figures.Notes, note)
+			b.Report("%s", note)
+			continue
+		}
+		b.peers = append(b.peers, c)
+	}
+}
+
+// launchPlace is a machine with the work of its measurement.
+type launchPlace struct {
+	name         string
+	nodes, cores int
+	works        []launches.Work
+}
+
+// places returns all machines and their work.
+func (b *launchBench) places() (places []launchPlace) {
+	for _, n := range b.nodes {
+		p := launchPlace{fmt.Sprintf("launch-%d", n), n, 1, []launches.Work{{Nodes: n, Program: b.program}}}
+		for _, size := range b.sizes {
+			p.works = append(p.works, launches.Work{Nodes: n, Size: size, Program: b.sized(size)})
+		}
+		places = append(places, p)
+	}
+	if b.jobs > 0 {
+		places = append(places, launchPlace{"launch-jobs", 1, jobsAtOnce, []launches.Work{{Nodes: 1, Program: b.program, Jobs: b.jobs, AtOnce: jobsAtOnce}}})
+	}
+	return places
+}
+
+// sized is the program of a size, in MiB.
+func (b *launchBench) sized(size int) string {
+	return filepath.Join(b.folder, fmt.Sprintf("program-%d", size))
+}
+
+// padPrograms makes the programs of all sizes, and waits until margay run takes them for old ones.
+func (b *launchBench) padPrograms(ctx context.Context) error {
+	for _, size := range b.sizes {
+		if err := padded(b.sized(size), b.program, size); err != nil {
+			return err
+		}
+	}
+	if len(b.sizes) == 0 || b.quick {
+		return nil
+	}
+	b.Report("waiting for %v, so that the programs are not new", launch.Settled)
+	select {
+	case <-time.After(launch.Settled):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// padded makes a copy of a program that is so large, in MiB: what follows the parts that Linux
+// loads is as random as code is at most, and new each time.
+func padded(path, program string, size int) error {
+	text, err := os.ReadFile(program)
+	if err != nil {
+		return err
+	}
+	padding := make([]byte, max(0, size<<20-len(text)))
+	_, _ = rand.Read(padding) // it never fails
+	return os.WriteFile(path, append(text, padding...), 0o755)
+}
+
+// measure makes a machine, measures there and ends it.
+func (b *launchBench) measure(ctx context.Context, p launchPlace) (err error) {
+	m := b.newMachine(p.name)
+	spec := machine.Spec{Substrate: node.Hosted, Program: b.node, JobInit: b.jobInit, Nodes: p.nodes, Cores: p.cores, Fabric: machine.FabricAuto}
+	begun := time.Now()
+	if err := m.up(ctx, spec); err != nil {
+		return err
+	}
+	up := time.Since(begun)
 	defer func() { err = errors.Join(err, m.end(context.WithoutCancel(ctx))) }()
-	contenders := []launches.Contender{
-		{Name: launches.Ours, Run: func(ctx context.Context, nodes int) (time.Duration, error) {
-			return m.launch(ctx, nodes, f.program)
-		}},
-		{Name: launches.Ours + ", back to back", Run: func(ctx context.Context, nodes int) (time.Duration, error) {
-			if _, err := m.launch(ctx, nodes, f.program); err != nil {
+	for _, w := range p.works {
+		results, err := launches.Measure(ctx, w, append(b.ours(m, w), b.peers...), launches.Plan{Rounds: b.rounds, Pause: b.pause}, b.Report)
+		if err != nil {
+			return err
+		}
+		b.figures.Results = append(b.figures.Results, results...)
+	}
+	used, err := m.memory()
+	if err != nil {
+		return err
+	}
+	b.figures.Machines = append(b.figures.Machines, launches.Machine{Nodes: p.nodes, Up: up.Seconds(), Memory: float64(used) / float64(p.nodes) / 1e6})
+	return nil
+}
+
+// ours are the contenders for some work on a machine.
+func (b *launchBench) ours(m *benchMachine, w launches.Work) []launches.Contender {
+	list := []launches.Contender{{Name: launches.Ours, Run: m.launch}}
+	switch {
+	case w.Jobs > 0:
+	case w.Size > 0:
+		list = append(list, launches.Contender{Name: launches.Ours + ", new program", Run: func(ctx context.Context, w launches.Work) (time.Duration, error) {
+			w.Program = filepath.Join(b.folder, "new")
+			if err := padded(w.Program, b.program, w.Size); err != nil {
 				return 0, err
 			}
-			return m.launch(ctx, nodes, f.program)
-		}},
+			return m.launch(ctx, w)
+		}})
+	default:
+		list = append(list, launches.Contender{Name: launches.Ours + ", back to back", Run: func(ctx context.Context, w launches.Work) (time.Duration, error) {
+			if _, err := m.launch(ctx, w); err != nil {
+				return 0, err
+			}
+			return m.launch(ctx, w)
+		}})
 	}
-	return launches.Measure(ctx, nodes, append(contenders, peers...), launches.Plan{Rounds: f.rounds, Pause: f.pause}, a.Report)
+	return list
 }
 
 // launch runs margay run, and returns how long that has taken.
-func (m *benchMachine) launch(ctx context.Context, nodes int, program string) (time.Duration, error) {
+func (m *benchMachine) launch(ctx context.Context, w launches.Work) (time.Duration, error) {
 	margay, err := command.Beside("margay")
 	if err != nil {
 		return 0, err
 	}
-	cmd := exec.CommandContext(ctx, margay, "-m", m.Machine, "run", "-q", "--stdin", "none", "-N", fmt.Sprint(nodes), program)
+	args := []string{"-m", m.Machine, "run", "-q"}
+	if w.Jobs > 0 {
+		args = append(args, "--array", fmt.Sprintf("0-%d%%%d", w.Jobs-1, w.AtOnce))
+	} else {
+		args = append(args, "--stdin", "none", "-N", fmt.Sprint(w.Nodes))
+	}
+	cmd := exec.CommandContext(ctx, margay, append(args, w.Program)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // signals of a terminal are not for it
 	var failure strings.Builder
 	cmd.Stderr = &failure

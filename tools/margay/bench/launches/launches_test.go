@@ -15,7 +15,7 @@ import (
 // inTurns is a contender that takes these times, after the jobs to warm up; 0 is a failure.
 func inTurns(name string, peer bool, times ...time.Duration) Contender {
 	jobs := -warmUps
-	return Contender{Name: name, Peer: peer, Run: func(context.Context, int) (time.Duration, error) {
+	return Contender{Name: name, Peer: peer, Run: func(context.Context, Work) (time.Duration, error) {
 		took := time.Hour
 		if jobs >= 0 {
 			took = times[jobs]
@@ -32,7 +32,7 @@ func inTurns(name string, peer bool, times ...time.Duration) Contender {
 func TestFigures(t *testing.T) {
 	const ms = time.Millisecond
 	rounds := 0
-	results, err := Measure(context.Background(), 8, []Contender{
+	results, err := Measure(context.Background(), Work{Nodes: 8}, []Contender{
 		inTurns(Ours, false, 5*ms, 2*ms, 9*ms), inTurns("hydra", true, 10*ms, 0, 14*ms), inTurns("gone", true, 0, 0, 0), inTurns("fork", false, ms, ms, ms),
 	}, Plan{Rounds: 3}, func(string, ...any) { rounds++ })
 	if err != nil || rounds != 3+warmUps {
@@ -50,18 +50,54 @@ func TestFigures(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := "| nodes | Margay | hydra | gone | fork | speed to hydra | speed to gone |\n|---:|---:|---:|---:|---:|---:|---:|\n" +
-		"| 8 | 5.0 (2.0) | 10.0 (10.0) | - | 1.0 (1.0) | 2.00 | - |\n\n* a note\n* hydra failed 1 times on 8 nodes (no luck).\n"
+		"| 8 | 5.0 (2.0) | 10.0 (10.0) | - | 1.0 (1.0) | 2.00 | - |\n\n* a note\n* hydra failed 1 time on 8 nodes (no luck).\n"
 	if !strings.Contains(text.String(), want) {
 		t.Errorf("%q is missing in\n%s", want, &text)
 	}
+	if strings.Contains(text.String(), "Executables") || strings.Contains(text.String(), "Many jobs") {
+		t.Errorf("there are tables of other work in\n%s", &text)
+	}
 	var rows rowsOf
 	f.Rows(&rows)
-	if len(rows) != 4 || len(rows[0]) != len(Headings) || rows[2][2] != "-" {
+	if len(rows) != 4 || len(rows[0]) != len(Headings) || rows[2][3] != "-" {
 		t.Errorf("rows %v", rows)
 	}
 	encoded, err := json.Marshal(results[0])
 	if want := `{"nodes":8,"contender":"Margay","jobs":3,"median_ms":5,"best_ms":2,"worst_ms":9,"speed_to":{"hydra":2}}`; err != nil || string(encoded) != want {
 		t.Errorf("%s, %v", encoded, err)
+	}
+}
+
+// Work of each kind has a table of its own, and many jobs have a rate.
+func TestKindsOfWork(t *testing.T) {
+	const ms = time.Millisecond
+	f := &Figures{Machines: []Machine{{2, 1.25, 5.61}, {8, 4, 5}}}
+	for _, w := range []Work{{Nodes: 2}, {Nodes: 2, Size: 8}, {Nodes: 8, Size: 8}, {Nodes: 1, Jobs: 50, AtOnce: 4}} {
+		results, err := Measure(context.Background(), w, []Contender{inTurns(Ours, false, 500*ms), inTurns("hydra", true, 250*ms)}, Plan{Rounds: 1}, t.Logf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Results = append(f.Results, results...)
+	}
+	var text bytes.Buffer
+	if err := f.Markdown(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"\n\nMedian (best), ms:\n\n| nodes | Margay | hydra | speed to hydra |\n|---:|---:|---:|---:|\n| 2 | 500.0 (500.0) | 250.0 (250.0) | 0.50 |\n\n",
+		"\n\nExecutables, median (best), ms:\n\n| nodes | MiB | Margay | hydra | speed to hydra |\n|---:|---:|---:|---:|---:|\n" +
+			"| 2 | 8 | 500.0 (500.0) | 250.0 (250.0) | 0.50 |\n| 8 | 8 | 500.0 (500.0) | 250.0 (250.0) | 0.50 |\n\n",
+		"\n\nMany jobs, jobs a second:\n\n| nodes | Margay | hydra | speed to hydra |\n|---:|---:|---:|---:|\n| 1 | 100.0 | 200.0 | 0.50 |\n\n",
+		"\n* A machine of 2 nodes was up after 1.2 s, and took 5.6 MB for each in the end.\n* A machine of 8 nodes was up after 4.0 s",
+	} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("%q is missing in\n%s", want, &text)
+		}
+	}
+	var rows rowsOf
+	f.Rows(&rows)
+	if last := rows[len(rows)-2]; rows[2][1] != "8" || last[1] != "-" || last[6] != 50 || last[7] != "100.0" {
+		t.Errorf("rows %v", rows)
 	}
 }
 
@@ -73,8 +109,8 @@ func (r *rowsOf) Row(cells ...any) { *r = append(*r, cells) }
 func TestMeasureEnds(t *testing.T) {
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(context.Background())
-	end := Contender{Name: "one", Run: func(context.Context, int) (time.Duration, error) { cancel(cause); return 1, nil }}
-	if _, err := Measure(ctx, 1, []Contender{end}, Plan{Rounds: 2, Pause: time.Hour}, func(string, ...any) {}); !errors.Is(err, cause) {
+	end := Contender{Name: "one", Run: func(context.Context, Work) (time.Duration, error) { cancel(cause); return 1, nil }}
+	if _, err := Measure(ctx, Work{Nodes: 1}, []Contender{end}, Plan{Rounds: 2, Pause: time.Hour}, func(string, ...any) {}); !errors.Is(err, cause) {
 		t.Error(err)
 	}
 }

@@ -49,10 +49,12 @@ shift
 exec sh -c "$*"
 `
 
-// FindLauncher returns a launcher that runs program. Files that it needs are in dir.
-func FindLauncher(name, dir, program string) (c launches.Contender, err error) {
+// FindLauncher returns a launcher. Files that it needs are in dir.
+func FindLauncher(name, dir string) (c launches.Contender, err error) {
 	if name == forkName {
-		return launches.Contender{Name: name, Run: func(ctx context.Context, nodes int) (time.Duration, error) { return fork(ctx, nodes, program) }}, nil
+		return launches.Contender{Name: name, Run: func(ctx context.Context, w launches.Work) (time.Duration, error) {
+			return many(w, func() error { return fork(ctx, w.Nodes, w.Program) })
+		}}, nil
 	}
 	for _, l := range launchers {
 		if l.name != name {
@@ -64,10 +66,11 @@ func FindLauncher(name, dir, program string) (c launches.Contender, err error) {
 		if err := os.WriteFile(filepath.Join(dir, "remote"), []byte(remoteScript), 0o755); err != nil {
 			return c, err
 		}
-		return launches.Contender{Name: name, Peer: true, Run: func(ctx context.Context, nodes int) (time.Duration, error) {
-			begun := time.Now()
-			_, err := run(command(ctx, append(l.argv(dir, nodes), program)...))
-			return time.Since(begun), err
+		return launches.Contender{Name: name, Peer: true, Run: func(ctx context.Context, w launches.Work) (time.Duration, error) {
+			return many(w, func() error {
+				_, err := run(command(ctx, append(l.argv(dir, w.Nodes), w.Program)...))
+				return err
+			})
 		}}, nil
 	}
 	return c, fmt.Errorf("there is no launcher %q", name)
@@ -82,19 +85,38 @@ func hosts(n int) string {
 	return strings.Join(names, ",")
 }
 
-// fork runs so many processes of a program at the same time.
-func fork(ctx context.Context, n int, program string) (time.Duration, error) {
+// many runs one job as often as the work has it, and returns how long that has taken.
+func many(w launches.Work, job func() error) (time.Duration, error) {
 	begun := time.Now()
+	err := repeat(max(1, w.Jobs), max(1, w.AtOnce), job)
+	return time.Since(begun), err
+}
+
+// fork runs so many processes of a program at the same time.
+func fork(ctx context.Context, n int, program string) error {
+	return repeat(n, n, func() error {
+		if err := exec.CommandContext(ctx, program).Run(); err != nil {
+			return fmt.Errorf("%s: %w", program, err)
+		}
+		return nil
+	})
+}
+
+// repeat calls do n times, so many at the same time, and returns the first error.
+func repeat(n, atOnce int, do func() error) error {
 	errs := make(chan error, n)
+	places := make(chan struct{}, atOnce)
 	var all sync.WaitGroup
 	for range n {
+		places <- struct{}{}
 		all.Go(func() {
-			if err := exec.CommandContext(ctx, program).Run(); err != nil {
-				errs <- fmt.Errorf("%s: %w", program, err)
+			if err := do(); err != nil {
+				errs <- err
 			}
+			<-places
 		})
 	}
 	all.Wait()
 	close(errs)
-	return time.Since(begun), <-errs
+	return <-errs
 }

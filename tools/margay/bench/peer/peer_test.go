@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"margay/tools/margay/bench/fabric"
+	"margay/tools/margay/bench/launches"
 )
 
 // limit bounds each test.
@@ -129,28 +130,28 @@ func TestLaunchers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	for _, name := range LauncherNames() {
-		well, err := FindLauncher(name, t.TempDir(), "/bin/true")
+		c, err := FindLauncher(name, t.TempDir())
 		if err != nil {
 			if !strings.Contains(err.Error(), "Debian packages") {
 				t.Errorf("%s: %v", name, err)
 			}
 			continue
 		}
-		if took, err := well.Run(ctx, 3); err != nil || took <= 0 {
-			t.Errorf("%s: %v, %v", name, took, err)
+		for _, w := range []launches.Work{{Nodes: 3, Program: "/bin/true"}, {Nodes: 1, Program: "/bin/true", Jobs: 3, AtOnce: 2}} {
+			if took, err := c.Run(ctx, w); err != nil || took <= 0 {
+				t.Errorf("%s: %v: %v, %v", name, w, took, err)
+			}
 		}
 		if name == "pdsh" {
 			continue // it reports no status of its commands
 		}
-		badly, err := FindLauncher(name, t.TempDir(), "/bin/false")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := badly.Run(ctx, 3); err == nil {
-			t.Errorf("%s: /bin/false succeeds", name)
+		for _, w := range []launches.Work{{Nodes: 3, Program: "/bin/false"}, {Nodes: 1, Program: "/bin/false", Jobs: 3, AtOnce: 2}} {
+			if _, err := c.Run(ctx, w); err == nil {
+				t.Errorf("%s: /bin/false succeeds: %v", name, w)
+			}
 		}
 	}
-	if _, err := FindLauncher("ssh", t.TempDir(), "/bin/true"); err == nil {
+	if _, err := FindLauncher("ssh", t.TempDir()); err == nil {
 		t.Error("ssh is known")
 	}
 }
