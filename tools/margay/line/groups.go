@@ -14,16 +14,17 @@ import (
 // is in.
 var otherNames = map[string]map[string][]string{
 	"margay": {
-		"ps":     {"jobs", "job", "ls", "list", "queue", "squeue"},
-		"kill":   {"rm", "remove", "stop", "cancel", "scancel", "terminate"},
-		"alloc":  {"salloc", "qsub"},
-		"run":    {"srun", "start", "submit", "sbatch", "mpirun", "mpiexec", "launch"},
-		"logs":   {"log", "attach", "output"},
-		"nodes":  {"sinfo", "hosts"},
-		"node":   {"scontrol"},
-		"top":    {"htop", "watch"},
-		"record": {"trace", "perf"},
-		"ext":    {"extension", "extensions"},
+		"ps":      {"jobs", "job", "ls", "list", "queue", "squeue"},
+		"kill":    {"rm", "remove", "stop", "cancel", "scancel", "terminate"},
+		"alloc":   {"salloc", "qsub"},
+		"run":     {"srun", "start", "submit", "sbatch", "mpirun", "mpiexec", "launch"},
+		"logs":    {"log", "attach", "output"},
+		"nodes":   {"sinfo", "hosts"},
+		"node":    {"scontrol"},
+		"top":     {"htop", "watch"},
+		"record":  {"trace", "perf"},
+		"metrics": {"prometheus", "exporter", "stats"},
+		"ext":     {"extension", "extensions"},
 
 		"backtrace": {"stack", "stacks", "pstack", "bt", "where"},
 		"debug":     {"gdb", "debugger"},

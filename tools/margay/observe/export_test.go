@@ -1,6 +1,11 @@
 package observe
 
-import "margay/cluster/control"
+import (
+	"net/http"
+
+	"margay/cluster/control"
+	"margay/tools/margay/command"
+)
 
 // Signs returns the signs on a map, by the state of a node.
 func Signs() map[string]rune {
@@ -23,4 +28,9 @@ func States() (all []string) {
 		all = append(all, name)
 	}
 	return all
+}
+
+// MetricsHandler is the server of margay metrics for a machine.
+func MetricsHandler(machine string) http.Handler {
+	return commands{&command.App{Machine: machine}}.metricsHandler()
 }

@@ -1,4 +1,4 @@
-// Package observe has the commands that show the state of nodes: nodes, top and record.
+// Package observe has the commands that show the state of nodes: nodes, top, record and metrics.
 package observe
 
 import (
@@ -13,5 +13,5 @@ type commands struct{ *command.App }
 // Commands returns the commands of this group.
 func Commands(app *command.App) []*cobra.Command {
 	a := commands{app}
-	return []*cobra.Command{a.nodesCommand(), a.topCommand(), a.recordCommand()}
+	return []*cobra.Command{a.nodesCommand(), a.topCommand(), a.recordCommand(), a.metricsCommand()}
 }
