@@ -123,6 +123,10 @@ install: bin/margay bin/margayd bin/nodekernel bin/jobinit bin/libmargay.a bin/m
 	bin/margay completion zsh >$(SHAREDIR)/zsh/site-functions/_margay
 	bin/margay completion fish >$(SHAREDIR)/fish/vendor_completions.d/margay.fish
 
+.PHONY: deb
+deb: ## make bin/margay.deb, a Debian package of the same
+	tools/deb/build bin/margay.deb
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf bin

@@ -76,3 +76,25 @@ func TestInstall(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 }
+
+// The Debian package has all of that, in the name of root, and what dpkg unpacks works.
+func TestPackage(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "margay.deb")
+	command := func(name string, args ...string) string {
+		t.Helper()
+		cmd := exec.Command(name, args...)
+		cmd.Dir = "../../.."
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, out)
+		}
+		return string(out)
+	}
+	command("tools/deb/build", file, "-Zgzip", "-z1")
+	margaytest.Wants(t, 0, 0, command("dpkg-deb", "--info", file), "\n Package: margay\n", "\n Version: 0~20", "\n Architecture: ")
+	margaytest.Wants(t, 0, 0, command("dpkg-deb", "--contents", file), "-rwxr-xr-x root/root", "./usr/bin/yod -> margay\n", "./usr/share/man/man1/margay-run.1.gz\n",
+		"./usr/share/doc/margay/operating.md\n", "./usr/bin/jobinit\n")
+	command("dpkg-deb", "--extract", file, filepath.Join(dir, "root"))
+	margaytest.Wants(t, 0, 0, command(filepath.Join(dir, "root/usr/bin/margay"), "version"), "margay ")
+}
