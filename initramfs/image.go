@@ -24,6 +24,7 @@ type Spec struct {
 	JobInit  string             // path of another one, which the image has at node.JobInit; empty: none
 	Modules  []Module           // nil: DefaultModules; empty: none
 	Files    []File             // in addition
+	Firmware []string           // folders, each as /lib/firmware: firmware files that the modules name are taken from the first that has them
 	Plain    bool               // not compressed, modules without signatures if the kernel needs none: for QEMU, which has the image in memory
 	Progress progress.Func      // receives each step; may be nil
 }
@@ -121,11 +122,7 @@ func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
 	if err != nil {
 		return nil, Manifest{}, err
 	}
-	index, err := indexModules(s.Kernel.Modules)
-	if err != nil {
-		return nil, Manifest{}, fmt.Errorf("modules of kernel %s: %w", s.Kernel.Version, err)
-	}
-	chosen, err := selectModules(ctx, index, s.Kernel.Version, s.Modules)
+	chosen, err := s.choose(ctx)
 	if err != nil {
 		return nil, Manifest{}, err
 	}
@@ -156,6 +153,13 @@ func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
 		}
 		files = append(files, File{Path: node.Drivers, Data: text})
 	}
+	if len(s.Firmware) > 0 {
+		found, err := collectFirmware(ctx, s.Firmware, chosen.firmware())
+		if err != nil {
+			return nil, Manifest{}, err
+		}
+		files, manifest.Firmware, manifest.NoFirmware = append(files, found.files...), found.names, found.absent
+	}
 	var archive bytes.Buffer
 	manifest.Entries, err = writeArchive(&archive, append(files, s.Files...))
 	if err != nil {
@@ -165,6 +169,15 @@ func assemble(ctx context.Context, spec Spec) ([]byte, Manifest, error) {
 	manifest.Uncompressed = size
 	s.Progress.Report(progress.Step{Text: "archiving the node image", Done: size, Total: size})
 	return archive.Bytes(), manifest, ctx.Err()
+}
+
+// choose returns the modules of the image of a checked spec.
+func (s Spec) choose(ctx context.Context) (selection, error) {
+	index, err := indexModules(s.Kernel.Modules)
+	if err != nil {
+		return selection{}, fmt.Errorf("modules of kernel %s: %w", s.Kernel.Version, err)
+	}
+	return selectModules(ctx, index, s.Kernel.Version, s.Modules)
 }
 
 // finish turns an archive into an image of a spec and completes its manifest.

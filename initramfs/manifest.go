@@ -9,17 +9,19 @@ import (
 
 // Manifest describes an image.
 type Manifest struct {
-	Kernel       string   `json:"kernel"`       // release of the kernel the modules are of
-	Arch         string   `json:"arch"`         // Go's name of the processor architecture
-	Source       string   `json:"source"`       // where the kernel came from, for people
-	Lacks        []string `json:"lacks"`        // guestkernel.Features that the kernel does not have
-	Modules      []string `json:"modules"`      // names of the modules that every node loads, in load order
-	Drivers      []string `json:"drivers"`      // names of those that a node loads if a device needs them, in load order
-	BuiltIn      []string `json:"built_in"`     // modules asked for that are part of the kernel
-	Absent       []string `json:"absent"`       // optional modules that the kernel does not have
-	Uncompressed int64    `json:"uncompressed"` // bytes of the archive
-	Compressed   int64    `json:"compressed"`   // bytes of the image, also of a plain one
-	SHA256       string   `json:"sha256"`       // of the image, in hexadecimal
+	Kernel       string   `json:"kernel"`                // release of the kernel the modules are of
+	Arch         string   `json:"arch"`                  // Go's name of the processor architecture
+	Source       string   `json:"source"`                // where the kernel came from, for people
+	Lacks        []string `json:"lacks"`                 // guestkernel.Features that the kernel does not have
+	Modules      []string `json:"modules"`               // names of the modules that every node loads, in load order
+	Drivers      []string `json:"drivers"`               // names of those that a node loads if a device needs them, in load order
+	BuiltIn      []string `json:"built_in"`              // modules asked for that are part of the kernel
+	Absent       []string `json:"absent"`                // optional modules that the kernel does not have
+	Firmware     []string `json:"firmware,omitempty"`    // firmware files that the modules name, and the image has
+	NoFirmware   []string `json:"no_firmware,omitempty"` // those that no folder of Spec.Firmware has
+	Uncompressed int64    `json:"uncompressed"`          // bytes of the archive
+	Compressed   int64    `json:"compressed"`            // bytes of the image, also of a plain one
+	SHA256       string   `json:"sha256"`                // of the image, in hexadecimal
 	Entries      []Entry  `json:"entries"`
 }
 

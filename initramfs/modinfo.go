@@ -16,6 +16,8 @@ type modinfo struct {
 	depends []string // modules that must be loaded before it
 	before  []string // modules that it wants to be loaded before it, if the kernel has them (softdep)
 	aliases []string // patterns of the devices that it is for
+
+	firmware []string // names of the files that it may ask the kernel for
 }
 
 // readModinfo returns what a module, an ELF file, says about itself.
@@ -43,6 +45,7 @@ func readModinfo(module []byte) (modinfo, error) {
 //	depends=a,b
 //	softdep=pre: c d post: e
 //	alias=pci:v00008086d000010D3sv*sd*bc*sc*i*
+//	firmware=e100/d101m_ucode.bin
 //
 // An alias without a colon is not of a device. What a module wants to be loaded after it is for
 // features that a node does not use.
@@ -56,6 +59,8 @@ func parseModinfo(text []byte) (m modinfo) {
 			m.before = append(m.before, parseSoftdep(value)...)
 		case key == "alias" && strings.Contains(value, ":"):
 			m.aliases = append(m.aliases, value)
+		case key == "firmware":
+			m.firmware = append(m.firmware, value)
 		}
 	}
 	return m

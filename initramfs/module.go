@@ -46,9 +46,10 @@ func DefaultModules() []Module {
 }
 
 // cards are the drivers of network cards of Ethernet that machines of the last fifteen years have.
+// Cards of e100 are older; it is the driver with firmware files whose cards QEMU plays.
 var cards = []string{
-	"e1000", "e1000e", "igb", "igc", "ixgbe", "i40e", "ice", "r8169", "tg3", "bnxt_en", "bnx2x", "mlx4_en", "mlx5_core", "atlantic", "alx",
-	"sky2", "forcedeth", "vmxnet3", "ena",
+	"e1000", "e1000e", "igb", "igc", "ixgbe", "i40e", "ice", "r8169", "tg3", "bnxt_en", "bnx2", "bnx2x", "qede", "cxgb4", "mlx4_en", "mlx5_core",
+	"atlantic", "alx", "sky2", "forcedeth", "vmxnet3", "ena", "e100",
 }
 
 // keepers are the drivers of memory in which firmware keeps the log of a Linux that panics:
@@ -158,11 +159,12 @@ func cutModuleSuffix(name string) (stem, compression string, ok bool) {
 
 // module is a module of an image.
 type module struct {
-	name    string
-	path    string // in the image
-	data    []byte // decompressed
-	aliases []string
-	needs   []string // names of modules that are loaded before it, of those that the image may have
+	name     string
+	path     string // in the image
+	data     []byte // decompressed
+	aliases  []string
+	firmware []string
+	needs    []string // names of modules that are loaded before it, of those that the image may have
 }
 
 // names returns the names of modules.
@@ -271,7 +273,7 @@ func (s *selector) add(ctx context.Context, name string) error {
 	s.pending = s.pending[:len(s.pending)-1]
 	_, compression, _ := cutModuleSuffix(relative)
 	path := "/lib/modules/" + s.kernel + "/" + strings.TrimSuffix(filepath.ToSlash(relative), compression)
-	s.chosen.load = append(s.chosen.load, module{name: name, path: path, data: data, aliases: info.aliases, needs: needs})
+	s.chosen.load = append(s.chosen.load, module{name: name, path: path, data: data, aliases: info.aliases, firmware: info.firmware, needs: needs})
 	s.done[name] = true
 	return nil
 }
@@ -311,7 +313,7 @@ func (s selection) listDrivers(wanted []Module) (drivers []node.Driver) {
 	return drivers
 }
 
-// maxModule bounds the decompressed size of a module in bytes.
+// maxModule bounds the decompressed size of a module, or of a firmware file, in bytes.
 const maxModule = 256 << 20
 
 // readModule returns the decompressed content of a module's file.
@@ -321,8 +323,13 @@ func readModule(ctx context.Context, path string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	var r io.Reader = f
-	switch filepath.Ext(path) {
+	return decompress(ctx, f, filepath.Ext(path))
+}
+
+// decompress returns the content of a file, whose compression the end of its name says.
+func decompress(ctx context.Context, f io.Reader, suffix string) ([]byte, error) {
+	r := f
+	switch suffix {
 	case ".xz":
 		return filter(ctx, f, "-dc")
 	case ".zst":
@@ -333,9 +340,11 @@ func readModule(ctx context.Context, path string) ([]byte, error) {
 		defer d.Close()
 		r = d
 	case ".gz":
-		if r, err = gzip.NewReader(f); err != nil {
+		z, err := gzip.NewReader(f)
+		if err != nil {
 			return nil, err
 		}
+		r = z
 	}
 	data, err := io.ReadAll(io.LimitReader(r, maxModule+1))
 	if err == nil && len(data) > maxModule {

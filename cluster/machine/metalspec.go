@@ -82,10 +82,13 @@ func prepareMetalBoot(ctx context.Context, d Dir, o *UpOptions) error {
 		o.Told("the kernel is for network cards of virtual machines: give --kernel %s for others", provision.Generic)
 	}
 	image, err := provision.BuildImage(ctx, provision.ImageOptions{
-		Program: o.Spec.Program, JobInit: o.Spec.JobInit, Kernel: o.Spec.Kernel, Metal: true, Told: o.Progress,
+		Program: o.Spec.Program, JobInit: o.Spec.JobInit, Kernel: o.Spec.Kernel, Metal: true, Told: o.Progress, CardFirmware: o.Spec.CardFirmware,
 	})
 	if err != nil {
 		return err
+	}
+	if len(o.Spec.CardFirmware) > 0 {
+		o.Told("%s", image.Manifest.FirmwareText())
 	}
 	if err := useImage(d, o, image, initramfs.AllCores, ""); err != nil {
 		return err

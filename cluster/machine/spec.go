@@ -67,20 +67,21 @@ type Spec struct {
 	MTU       int    `json:"mtu,omitempty"`
 	Fabric    string `json:"fabric,omitempty"` // one of package node, or FabricAuto
 
-	Program     string   `json:"program"`                // path of the node program, which hosted nodes run
-	JobInit     string   `json:"job_init,omitempty"`     // path of the job init, which hosted nodes run
-	QEMU        string   `json:"qemu,omitempty"`         // path of the program that virtual nodes run in
-	Firmware    []string `json:"firmware,omitempty"`     // folders with its firmware; empty: the program finds them
-	Kernel      string   `json:"kernel,omitempty"`       // path of the guest kernel
-	Direct      string   `json:"direct,omitempty"`       // path of its copy that emulated nodes start, which the cache may drop at any time
-	Image       string   `json:"image,omitempty"`        // path of the node image
-	Cmdline     string   `json:"cmdline,omitempty"`      // of the guest kernel
-	KernelWords string   `json:"kernel_words,omitempty"` // more of it, from the user; metal only
-	Lacks       []string `json:"lacks,omitempty"`        // what the guest kernel lacks
-	UEFI        string   `json:"uefi,omitempty"`         // path of the firmware of nodes that boot by it
-	IPXEBIOS    string   `json:"ipxe_bios,omitempty"`    // path of what a BIOS fetches first
-	IPXEUEFI    string   `json:"ipxe_uefi,omitempty"`    // path of what UEFI firmware fetches first
-	Secret      string   `json:"secret"`                 // from which the nodes' join tokens are made
+	Program      string   `json:"program"`                 // path of the node program, which hosted nodes run
+	JobInit      string   `json:"job_init,omitempty"`      // path of the job init, which hosted nodes run
+	QEMU         string   `json:"qemu,omitempty"`          // path of the program that virtual nodes run in
+	Firmware     []string `json:"firmware,omitempty"`      // folders with its firmware; empty: the program finds them
+	Kernel       string   `json:"kernel,omitempty"`        // path of the guest kernel
+	Direct       string   `json:"direct,omitempty"`        // path of its copy that emulated nodes start, which the cache may drop at any time
+	Image        string   `json:"image,omitempty"`         // path of the node image
+	Cmdline      string   `json:"cmdline,omitempty"`       // of the guest kernel
+	KernelWords  string   `json:"kernel_words,omitempty"`  // more of it, from the user; metal only
+	CardFirmware []string `json:"card_firmware,omitempty"` // where the image's firmware files of network cards come from (provision.ImageOptions); metal only
+	Lacks        []string `json:"lacks,omitempty"`         // what the guest kernel lacks
+	UEFI         string   `json:"uefi,omitempty"`          // path of the firmware of nodes that boot by it
+	IPXEBIOS     string   `json:"ipxe_bios,omitempty"`     // path of what a BIOS fetches first
+	IPXEUEFI     string   `json:"ipxe_uefi,omitempty"`     // path of what UEFI firmware fetches first
+	Secret       string   `json:"secret"`                  // from which the nodes' join tokens are made
 
 	Extensions []node.Extension `json:"extensions,omitempty"` // that nodes insert when they boot
 

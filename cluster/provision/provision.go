@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"slices"
 
 	"margay/cluster/cache"
 	"margay/cluster/provision/emulator"
@@ -35,11 +37,17 @@ type ImageOptions struct {
 	Metal   bool   // the image is for machines of their own
 	Plain   bool   // the image is not compressed: an emulator hands it over
 	Told    progress.Func
+
+	CardFirmware []string // folders with firmware files of network cards, the first one that has a file counts; Nonfree stands for the distribution's
 }
 
 // Generic stands for the distribution's newest kernel for machines of any kind, where the path of a
 // kernel may stand.
 const Generic = "generic"
+
+// Nonfree stands for the firmware files of network cards that the distribution has, where a folder
+// with such files may stand. They are not free software.
+const Nonfree = "nonfree"
 
 // FindEmulator finds the QEMU that runs virtual nodes; where it is cached is set here.
 func FindEmulator(ctx context.Context, o emulator.Options) (*qemu.Emulator, error) {
@@ -88,11 +96,39 @@ func BuildImage(ctx context.Context, o ImageOptions) (Image, error) {
 	if o.Metal {
 		spec.Modules = initramfs.MetalModules()
 	}
+	if spec.Firmware, err = findCards(ctx, o, spec, filepath.Join(dir, "card-firmware")); err != nil {
+		return Image{}, err
+	}
 	path, manifest, err := initramfs.Cached(ctx, spec, filepath.Join(dir, "image"))
 	if err != nil {
 		return Image{}, fmt.Errorf("node image: %w", err)
 	}
 	return Image{Path: path, Kernel: kernel, Manifest: manifest}, nil
+}
+
+// findCards returns the folders with firmware files for an image.
+func findCards(ctx context.Context, o ImageOptions, spec initramfs.Spec, cacheDir string) ([]string, error) {
+	folders := slices.Clone(o.CardFirmware)
+	for _, folder := range folders {
+		if info, err := os.Stat(folder); folder != Nonfree && (err != nil || !info.IsDir()) {
+			return nil, fmt.Errorf("firmware files of network cards: %q is not a folder (%s stands for the ones of the distribution)", folder, Nonfree)
+		}
+	}
+	own := slices.Index(folders, Nonfree)
+	if own < 0 {
+		return folders, nil
+	}
+	names, err := initramfs.FirmwareNames(ctx, spec)
+	if err != nil {
+		return nil, fmt.Errorf("node image: %w", err)
+	}
+	arch, err := guestkernel.ArchNamed(spec.Kernel.Arch)
+	if err != nil {
+		return nil, err
+	}
+	folders[own], err = firmware.FindCards(ctx, firmware.Options{CacheDir: cacheDir, Progress: o.Told},
+		firmware.Cards{Names: names, Arch: arch.Debian, Refresh: o.Refresh})
+	return folders, err
 }
 
 // DirectKernel returns the path of a kernel in the form that an emulated machine starts fastest:

@@ -8,6 +8,9 @@ var LoadModulesOf = loadModules
 // LookForDevices returns what loads the drivers of a file that the devices of a node need.
 var LookForDevices = lookForDevices
 
+// ReportLacks returns what logs the firmware files that drivers have not got.
+var ReportLacks = reportLacks
+
 // CheckInitial returns an error unless a folder is in memory.
 var CheckInitial = checkInitial
 

@@ -16,6 +16,7 @@ import (
 
 	"margay/kernel/abi/node"
 	"margay/kernel/driver"
+	"margay/kernel/klog"
 	"margay/kernel/pstore"
 	"margay/kernel/seek"
 )
@@ -105,10 +106,12 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 	if err := m.Mount(); err != nil {
 		return node.Config{}, err
 	}
-	look, err := lookForDevices(node.Drivers, driver.Node{Devices: func() ([]driver.Device, error) { return driver.Devices("/sys") }, Insert: loadModule}, log)
+	load, err := lookForDevices(node.Drivers, driver.Node{Devices: func() ([]driver.Device, error) { return driver.Devices("/sys") }, Insert: loadModule}, log)
 	if err := errors.Join(err, m.LoadModules()); err != nil {
 		log("%v", err)
 	}
+	lacks := reportLacks(node.Drivers, klog.Read, log)
+	look := func() { load(); lacks() }
 	look()
 	if err := errors.Join(mountLogs(), limit(withheld), limit(ample), dumpToJobs()); err != nil {
 		log("%v", err)
@@ -124,6 +127,7 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 		return config, fmt.Errorf("set host name: %w", err)
 	}
 	nic, err := configureNetwork(config, look)
+	lacks() // many a driver does not ask for a file before its card is turned on
 	if err != nil {
 		return config, err
 	}
@@ -320,6 +324,39 @@ func lookForDevices(list string, n driver.Node, log func(format string, args ...
 		}
 		first = false
 	}, nil
+}
+
+// Bounds of reportLacks.
+const (
+	maxLacks = 64      // lines in all
+	maxBatch = 8 << 20 // bytes of Linux's log at once
+)
+
+// reportLacks returns a function that logs, once each, the firmware files that drivers have asked
+// Linux for in vain by now. Records of applications do not count. Without the file of drivers, the
+// devices are those of a virtual machine, and the function does nothing.
+func reportLacks(list string, read func(context.Context, klog.Query) (klog.Batch, error), log func(format string, args ...any)) (report func()) {
+	if _, err := os.Lstat(list); err != nil {
+		return func() {}
+	}
+	var next uint64
+	said := map[driver.Lack]bool{}
+	return func() {
+		batch, err := read(context.Background(), klog.Query{From: next, Size: maxBatch})
+		if err != nil {
+			log("firmware files: %v", err)
+			return
+		}
+		for _, r := range batch.Records {
+			next = r.Sequence + 1
+			lack, ok := driver.ParseLack(r.Text)
+			if !ok || r.Priority.Facility() != "kern" || said[lack] || len(said) == maxLacks {
+				continue
+			}
+			said[lack] = true
+			log("%v", lack)
+		}
+	}
 }
 
 func loadModule(path string) error { return insertModule(path, "") }

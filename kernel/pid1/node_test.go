@@ -1,6 +1,7 @@
 package pid1_test
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"margay/kernel/abi/node"
 	"margay/kernel/driver"
+	"margay/kernel/klog"
 	"margay/kernel/pid1"
 )
 
@@ -323,6 +325,49 @@ func TestDrivers(t *testing.T) {
 		if devices = devices[:2]; said != c.later {
 			t.Errorf("%q: later it said %q", c.text, said)
 		}
+	}
+}
+
+// PID 1 names each firmware file that Linux has not found once, also one that was asked for later.
+// What applications write into the log does not count.
+func TestLacks(t *testing.T) {
+	list := filepath.Join(t.TempDir(), "drivers")
+	var said []string
+	log := func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) }
+	const kernel, user = 4, 1<<3 | 4
+	line := func(file string) string {
+		return "e100 0000:00:02.0: Direct firmware load for " + file + " failed with error -2"
+	}
+	records := []klog.Record{{Sequence: 7, Priority: kernel, Text: "e100 0000:00:02.0: up"}, {Sequence: 8, Priority: user, Text: line("forged")},
+		{Sequence: 9, Priority: kernel, Text: line("a")}, {Sequence: 10, Priority: kernel, Text: line("a")}}
+	read := func(_ context.Context, q klog.Query) (b klog.Batch, err error) {
+		for _, r := range records {
+			if r.Sequence >= q.From {
+				b.Records = append(b.Records, r)
+			}
+		}
+		records = nil
+		return b, nil
+	}
+	if pid1.ReportLacks(list, read, log)(); records == nil || said != nil {
+		t.Errorf("an image without drivers: %q", said)
+	}
+	if err := os.WriteFile(list, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	report := pid1.ReportLacks(list, read, log)
+	report()
+	for i := range uint64(100) {
+		records = append(records, klog.Record{Sequence: 10 + i, Priority: kernel, Text: line(fmt.Sprint("a", i))})
+	}
+	report()
+	if len(said) != 64 || !strings.Contains(said[0], "firmware file a for 0000:00:02.0") || !strings.Contains(said[1], "file a1 for") {
+		t.Errorf("it said %d lines: %q", len(said), said)
+	}
+	said = nil
+	pid1.ReportLacks(list, func(context.Context, klog.Query) (klog.Batch, error) { return klog.Batch{}, unix.EACCES }, log)()
+	if len(said) != 1 || !strings.Contains(said[0], "permission denied") {
+		t.Errorf("without the log it said %q", said)
 	}
 }
 

@@ -2,6 +2,7 @@ package apt
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,10 +51,11 @@ func lastLines(text string, n int) string {
 
 // Config describes access to an archive.
 type Config struct {
-	Dir      string // an empty or absent directory for all of it; its path is absolute
-	Arch     string // Debian's name of the architecture whose packages are wanted
-	Run      Runner
-	Progress progress.Func // may be nil
+	Dir       string // an empty or absent directory for all of it; its path is absolute
+	Arch      string // Debian's name of the architecture whose packages are wanted
+	Component string // of the archive, for instance non-free-firmware; empty: main
+	Run       Runner
+	Progress  progress.Func // may be nil
 }
 
 // Archive is a private apt with one suite, or with the suites that the machine uses.
@@ -69,7 +71,7 @@ func (a *Archive) Suite() string { return a.suite }
 // machine's own suites with their updates. The error wraps ErrNoSuite if the archive is reachable
 // but lacks the suite.
 func (h Host) Open(ctx context.Context, suite string, c Config) (*Archive, error) {
-	sources, err := h.archive(c.Arch)
+	sources, err := h.archive(c.Arch, cmp.Or(c.Component, mainComponent))
 	if err != nil {
 		return nil, err
 	}

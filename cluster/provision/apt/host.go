@@ -105,20 +105,23 @@ func readSources(dir string) ([]source, error) {
 	return all, nil
 }
 
+// mainComponent is in every archive of a distribution.
+const mainComponent = "main"
+
 // archive returns the entries of the distribution's own archive for a Debian architecture: the main
-// one, then its updates and security fixes. They are reduced to the component main, the only one
-// used.
+// one, then its updates and security fixes. They have the given component alone, also if the
+// machine itself does not use it: the archive has all of them at one address, signed by one key.
 //
 // Third parties also publish packages under the release's suite name. The main entry is the one
 // whose keyring or last part of the address has the distribution's name.
-func (h Host) archive(arch string) ([]source, error) {
+func (h Host) archive(arch, component string) ([]source, error) {
 	var entries []source
 	best, bestScore := -1, -1
 	for _, s := range h.sources {
-		if !slices.Contains(s.Components, "main") || len(s.Architectures) > 0 && !slices.Contains(s.Architectures, arch) {
+		if !slices.Contains(s.Components, mainComponent) || len(s.Architectures) > 0 && !slices.Contains(s.Architectures, arch) {
 			continue
 		}
-		s.Components = []string{"main"}
+		s.Components = []string{component}
 		entries = append(entries, s)
 		if score := h.score(s); score > bestScore && h.hasRelease(s) {
 			best, bestScore = len(entries)-1, score

@@ -55,7 +55,7 @@ func TestArchive(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := Host{Distribution: Debian, Codename: "trixie", sources: parseSources(strings.Join(c.sources, "\n"))}
-			got, err := h.archive("amd64")
+			got, err := h.archive("amd64", "main")
 			if c.want == nil {
 				if !errors.Is(err, ErrNoArchive) {
 					t.Fatalf("error %v", err)

@@ -1,5 +1,6 @@
 // Package firmware finds the programs that run before Linux: a UEFI firmware for virtual machines,
-// the iPXE that firmware fetches first, and the stub of unified kernel images.
+// the iPXE that firmware fetches first, and the stub of unified kernel images. It also finds the
+// files that drivers load into network cards.
 //
 // All of it is installed, or in the cache, or fetched to the cache from the machine's own archive
 // (package apt), which installs nothing.

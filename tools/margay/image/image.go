@@ -71,6 +71,7 @@ the token of one into it.`,
 	f.BoolVar(&b.image.Refresh, "refresh", false, "look for a newer kernel than the one in the cache")
 	f.StringVar(&b.image.Program, "node-program", "", "the program that nodes run (default: nodekernel beside margay)")
 	f.BoolVar(&b.image.Metal, "metal", false, "with the drivers of network cards of real machines; uki and disk always have them")
+	command.CardFirmwareFlag(f, &b.image.CardFirmware, provision.Nonfree, "with --metal, uki and disk")
 	f.StringVar(&b.profile, "profile", initramfs.Isolated.String(), "with uki and disk: the boot profile, as of the machine: isolated, ticking or sched")
 	f.StringVar(&b.bootable.Words, "kernel-args", "", "with uki and disk: further words for the command line of the kernel")
 	f.StringVar(&b.bootable.Stub, "stub", "", "with uki and disk: an EFI stub of your own (default: systemd's, from the distribution)")
@@ -94,6 +95,11 @@ func (a commands) build(c *cobra.Command, b build) error {
 	if format == provision.Netboot {
 		if err := command.Without(c, "is for --format uki and disk", "profile", "kernel-args", "stub", "uki", "token", "pin"); err != nil {
 			return err
+		}
+		if !b.image.Metal {
+			if err := command.Without(c, "is for an image with drivers of real cards: --metal, or --format uki or disk", command.CardFirmware); err != nil {
+				return err
+			}
 		}
 	} else if b.uki != "" {
 		return a.onDisk(c, format, b)
@@ -131,7 +137,7 @@ func (a commands) onDisk(c *cobra.Command, format provision.Format, b build) err
 		return errors.New("--uki needs --format disk and a file to write: -o FILE")
 	}
 	err := command.Without(c, "is for a new unified kernel image, and --uki names one that exists",
-		"kernel", "refresh", "node-program", "metal", "profile", "kernel-args", "stub", "token", "pin")
+		"kernel", "refresh", "node-program", "metal", command.CardFirmware, "profile", "kernel-args", "stub", "token", "pin")
 	if err != nil {
 		return err
 	}
@@ -227,6 +233,9 @@ func (a commands) printImage(image provision.Image) error {
 	fmt.Fprintf(a.Stdout, "modules, in load order: %v; part of the kernel: %v\n", m.Modules, m.BuiltIn)
 	if len(m.Drivers) > 0 {
 		fmt.Fprintf(a.Stdout, "drivers, loaded on nodes that have their devices, and what they need: %v\n", m.Drivers)
+	}
+	if len(m.Firmware)+len(m.NoFirmware) > 0 {
+		fmt.Fprintln(a.Stdout, m.FirmwareText())
 	}
 	for _, lack := range m.Lacks {
 		fmt.Fprintf(a.Stdout, "the kernel lacks %s: %s\n", lack, guestkernel.Describe(lack))

@@ -13,6 +13,7 @@ import (
 	"margay/cluster/client"
 	"margay/cluster/machine"
 	"margay/cluster/metal"
+	"margay/cluster/provision"
 	"margay/internal/nodeset"
 	"margay/kernel/abi/node"
 	"margay/tools/margay/command"
@@ -22,6 +23,7 @@ import (
 type metalFlags struct {
 	wire, addresses, file, words string
 	all, proxy                   bool
+	firmware                     []string // folders with firmware files
 }
 
 func (w *metalFlags) define(f *pflag.FlagSet) {
@@ -31,10 +33,11 @@ func (w *metalFlags) define(f *pflag.FlagSet) {
 	f.BoolVar(&w.all, "approve-all", false, "make every machine that boots from the network a metal node, without margay node approve")
 	f.BoolVar(&w.proxy, "proxy-dhcp", false, "leave the addresses of booting machines to the DHCP server of the site; --range has none of its addresses")
 	f.StringVar(&w.words, "kernel-args", "", "further words for the command line of the kernel of metal nodes")
+	command.CardFirmwareFlag(f, &w.firmware, provision.Nonfree, "for metal nodes")
 }
 
 // names are the names of the flags.
-var metalNames = []string{"interface", "range", "file", "approve-all", "proxy-dhcp", "kernel-args"}
+var metalNames = []string{"interface", "range", "file", "approve-all", "proxy-dhcp", "kernel-args", command.CardFirmware}
 
 // apply completes the spec of a machine of metal nodes. On other substrates the flags are errors.
 func (w *metalFlags) apply(c *cobra.Command, spec *machine.Spec) (err error) {
@@ -63,7 +66,7 @@ func (w *metalFlags) apply(c *cobra.Command, spec *machine.Spec) (err error) {
 	}
 	spec.Nodes, spec.Cores = 0, 0
 	spec.Metal = machine.MetalSpec{Interface: w.wire, ApproveAll: w.all, Proxy: w.proxy}
-	spec.KernelWords = w.words
+	spec.KernelWords, spec.CardFirmware = w.words, w.firmware
 	if w.addresses != "" {
 		if spec.Metal.Range, err = netip.ParsePrefix(w.addresses); err != nil {
 			return fmt.Errorf("%s: --range %q is not a range of addresses such as 10.8.0.0/24", command.Called(c), w.addresses)
