@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -94,6 +95,74 @@ func TestSoakDrivers(t *testing.T) {
 	eventually(t, "panic in the log of serve", func() bool {
 		return strings.Contains(serves(), "node0: its console says that its Linux has panicked: "+panicked+"\n")
 	}, serves)
+	if r := m.margay("machine", "down"); r.code != 0 {
+		t.Error(r)
+	}
+}
+
+// A card whose driver needs a firmware file works with --card-firmware, and without it the console
+// names the driver, the file and the way out. The driver of this card asks for the file when the
+// card is turned on; QEMU's card does without its contents. make netboot runs this test.
+func TestSoakCardFirmware(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can give an address to a network interface and serve DHCP there")
+	}
+	ownMachine(t, "own virtual")
+	m := &machine{t: t, name: fmt.Sprintf("t%d", machineNumber.Add(1)), substrate: "metal", nodes: 1, cores: 1}
+	const file, size = "e100/d102e_ucode.bin", 539 // the driver takes no other size
+	folder, bare := t.TempDir(), filepath.Join(t.TempDir(), "bare")
+	for name, length := range map[string]int{file: size, "other.bin": 1} {
+		if err := errors.Join(os.MkdirAll(filepath.Join(folder, filepath.Dir(name)), 0o755), os.WriteFile(filepath.Join(folder, name), make([]byte, length), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := m.margay("image", "build", "--metal", "--kernel", provision.Generic, "-o", bare, "-q"); r.code != 0 {
+		t.Fatal(r)
+	}
+	var built provision.Image
+	r := m.margay("image", "build", "--metal", "--kernel", provision.Generic, "--card-firmware", folder, "--json")
+	if err := json.Unmarshal([]byte(r.stdout), &built); err != nil || r.code != 0 {
+		t.Fatal(err, r)
+	}
+	if f := built.Manifest; !slices.Equal(f.Firmware, []string{file}) || !slices.Contains(f.NoFirmware, "intel/ice/ddp/ice.pkg") || f.Compressed >= 16<<20 {
+		t.Errorf("the image of %d bytes has %v, and not %v", f.Compressed, f.Firmware, f.NoFirmware)
+	}
+	wire, card := ownWire(t)
+	t.Cleanup(func() {
+		m.logs()
+		m.margay("machine", "down") // it is down already, unless the test has failed
+	})
+	words := qemu.CommandLine(qemu.TCG, "")
+	r = m.margay("machine", "up", "--substrate", "metal", "--interface", wire, "--range", "10.8.0.0/24", "--boot-timeout", bootsWithin.String(), "--dead-after", "2m",
+		"--approve-all", "--kernel", provision.Generic, "--kernel-args", words, "--card-firmware", folder)
+	if r.code != 0 || !strings.Contains(r.stderr, "firmware files of network cards: 1, 0.0 MB") {
+		t.Fatal(r)
+	}
+	line, err := initramfs.Cmdline(built.Kernel, initramfs.Ticking, initramfs.AllCores, "margay.machine=any", words)
+	if err != nil {
+		t.Fatal(err)
+	}
+	boot := func(image string) (end func(), console func() string) {
+		path := filepath.Join(t.TempDir(), "console")
+		end = emulateOn(t, card, path, "-device", "i82551,netdev=net,addr=5", "-kernel", built.Kernel.Image, "-initrd", image, "-append", line)
+		return end, func() string {
+			text, _ := os.ReadFile(path) // QEMU may not have made it
+			return string(text)
+		}
+	}
+	const lack = "margay: driver e100 asks for the firmware file " + file + " for 0000:00:05.0, and the node image does not have it"
+	end, console := boot(bare)
+	check.AwaitFor(t, bootsWithin, "lack of a firmware file on the console", func() bool { return strings.Contains(console(), lack) })
+	if r := m.margay("nodes"); strings.Contains(r.stdout, "node0  up ") {
+		t.Errorf("without its firmware file, the card works: %s", r)
+	}
+	end()
+	_, console = boot(m.file("image"))
+	check.AwaitFor(t, bootsWithin, "node that is up", func() bool { return strings.Contains(m.margay("nodes").stdout, "node0  up ") })
+	m.countsWords()
+	if strings.Contains(console(), "firmware file") {
+		t.Errorf("with the firmware file, the console is\n%s", console())
+	}
 	if r := m.margay("machine", "down"); r.code != 0 {
 		t.Error(r)
 	}

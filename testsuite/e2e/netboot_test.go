@@ -215,11 +215,16 @@ func ownWire(t *testing.T) (name string, card *os.File) {
 // ends it, unless the caller does.
 func emulate(t *testing.T, card *os.File, more ...string) (end func()) {
 	t.Helper()
+	return emulateOn(t, card, filepath.Join(t.TempDir(), "console"), more...)
+}
+
+// emulateOn is emulate with a file for what comes from the serial port.
+func emulateOn(t *testing.T, card *os.File, console string, more ...string) (end func()) {
+	t.Helper()
 	found, err := provision.FindEmulator(t.Context(), emulator.Options{Arch: qemu.Arch(runtime.GOARCH)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	console := filepath.Join(t.TempDir(), "console")
 	args := []string{
 		"-M", "q35,graphics=off", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", "2", "-m", "384", "-nodefaults", "-no-user-config", "-display", "none",
 		"-boot", "strict=on,reboot-timeout=1000", "-serial", "file:" + console,
