@@ -116,7 +116,8 @@ func (m Machine) SetUp(log func(format string, args ...any)) (node.Config, error
 	if err := errors.Join(mountLogs(), limit(withheld), limit(ample), dumpToJobs()); err != nil {
 		log("%v", err)
 	}
-	if err := findConfig(look, log); err != nil {
+	// The reason comes before the error of a card that has not got its file.
+	if err := findConfig(look, func(format string, args ...any) { lacks(); log(format, args...) }); err != nil {
 		return node.Config{}, err
 	}
 	config, err := node.Read(node.Path)

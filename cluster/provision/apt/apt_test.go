@@ -91,6 +91,15 @@ func TestOpenAndFetch(t *testing.T) {
 			t.Errorf("a package that did not arrive: %v", err)
 		}
 	}
+	// A component that the machine itself does not use is read alone.
+	fake.Suites["bookworm/other"] = map[string]string{"data": ""}
+	a, err := host.Open(ctx, "", Config{Dir: filepath.Join(t.TempDir(), "apt"), Arch: "amd64", Component: "other", Run: fake.Run})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found, err := a.Show(ctx, "old", "data"); err != nil || len(found) != 1 || found[0].Name != "data" {
+		t.Errorf("the component has %+v, %v", found, err)
+	}
 	if _, err := host.Open(ctx, "none", Config{Dir: t.TempDir(), Arch: "amd64", Run: fake.Run}); !errors.Is(err, ErrNoSuite) {
 		t.Errorf("a suite that is not there: %v", err)
 	}

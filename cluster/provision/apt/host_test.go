@@ -55,7 +55,7 @@ func TestArchive(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := Host{Distribution: Debian, Codename: "trixie", sources: parseSources(strings.Join(c.sources, "\n"))}
-			got, err := h.archive("amd64", "main")
+			got, err := h.archive("amd64", "a-component")
 			if c.want == nil {
 				if !errors.Is(err, ErrNoArchive) {
 					t.Fatalf("error %v", err)
@@ -65,7 +65,7 @@ func TestArchive(t *testing.T) {
 			var uris []string
 			for _, s := range got {
 				uris = append(uris, s.URIs...)
-				if !slices.Equal(s.Components, []string{"main"}) {
+				if !slices.Equal(s.Components, []string{"a-component"}) {
 					t.Errorf("components %v", s.Components)
 				}
 			}

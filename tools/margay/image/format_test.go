@@ -95,6 +95,8 @@ func TestBuildRefused(t *testing.T) {
 		{"--token -: not the token of a node", []string{"--format", "disk", "-o", out, "--token", "-"}},
 		{"no such file", []string{"--format", "disk", "-o", out, "--token", out}},
 		{"--kernel-args is for a new unified kernel image", []string{"--format", "disk", "--uki", program, "-o", out, "--kernel-args", "quiet"}},
+		{"--card-firmware is for a new unified kernel image", []string{"--format", "disk", "--uki", program, "-o", out, "--card-firmware", "nonfree"}},
+		{"--card-firmware is for an image with drivers of real cards", []string{"--card-firmware", "nonfree"}},
 		{"not a unified kernel image: it is not an EFI program", []string{"--format", "disk", "--uki", os.DevNull, "-o", out}},
 		{"/dev/null is a device", []string{"--format", "disk", "-o", os.DevNull}},
 		{`boot profile "loud"`, []string{"--format", "disk", "-o", out, "--profile", "loud"}},

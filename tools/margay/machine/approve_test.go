@@ -41,6 +41,7 @@ func TestApprove(t *testing.T) {
 		"node approve 52:54":                                           `"52:54" is not the address of a network card`,
 		"node approve ff:ff:ff:ff:ff:ff":                               "is not the address of one network card",
 		"machine up --interface eth1":                                  "--interface is for --substrate metal",
+		"machine up --card-firmware nonfree":                           "--card-firmware is for --substrate metal",
 		"machine up --substrate metal --cores 3":                       "--cores is all or nothing here",
 		"machine up --substrate metal --nodes 3":                       "--nodes has no meaning here",
 		"machine up --substrate metal --range 10.8.0.0":                `--range "10.8.0.0" is not a range`,

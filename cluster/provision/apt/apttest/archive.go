@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,7 +19,7 @@ import (
 // Archive is an archive and the programs that read it. Its exported fields may be changed between
 // uses.
 type Archive struct {
-	Suites   map[string]map[string]string // dependency field of each package of each suite
+	Suites   map[string]map[string]string // dependency field of each package of each suite; "SUITE/COMPONENT" for packages outside of main
 	Versions map[string]string            // of packages that do not have version 1
 	Trees    map[string]map[string]string // text of each file of each package
 	Failing  map[string]error             // by program and its first argument
@@ -75,17 +76,21 @@ func (a *Archive) offered(env []string) (map[string]string, error) {
 		return nil, err
 	}
 	all := map[string]string{}
+	var suites []string // of the entry, in which they are before the components
 	for line := range strings.Lines(string(text)) {
-		suites, _ := strings.CutPrefix(line, "Suites: ")
-		if suites == line {
-			continue
-		}
-		for suite := range strings.FieldsSeq(suites) {
-			if a.Suites[suite] == nil {
-				return nil, fmt.Errorf("apt-get: E: The repository '%s Release' does not have a Release file", suite)
-			}
-			for name, depends := range a.Suites[suite] {
-				all[name] = depends
+		field, value, _ := strings.Cut(line, ":")
+		switch words := strings.Fields(value); field {
+		case "Suites":
+			suites = words
+		case "Components":
+			for _, suite := range suites {
+				if a.Suites[suite] == nil {
+					return nil, fmt.Errorf("apt-get: E: The repository '%s Release' does not have a Release file", suite)
+				}
+				if component := words[0]; component != "main" {
+					suite += "/" + component
+				}
+				maps.Copy(all, a.Suites[suite])
 			}
 		}
 	}
