@@ -11,9 +11,9 @@
 // /lib/modules/VERSION; and /lib/modules/load-order, the absolute path of one module per line, each
 // after its dependencies; process 1 loads them in this order.
 //
-// With Spec.Firmware it also has the firmware files that the modules name, below /lib/firmware. They
-// are decompressed, because Linux need not be able to do that (CONFIG_FW_LOADER_COMPRESS), and the
-// image is compressed as a whole.
+// With Spec.Firmware it also has the firmware files that the modules name, below /lib/firmware.
+// They are decompressed, because Linux need not be able to do that (CONFIG_FW_LOADER_COMPRESS), and
+// the image is compressed as a whole.
 //
 // The bytes of an image depend only on the contents and modes of its files, and on the version of
 // xz: directories are sorted by name and precede all files, which are sorted by size and then by

@@ -55,18 +55,18 @@ func (m Manifest) FirmwareText() string {
 // firmwareSuffixes are the ends that the name of a firmware file may have besides its own.
 var firmwareSuffixes = []string{"", ".zst", ".xz"}
 
-// CopyFirmware copies the named firmware files to an empty folder, with the symbolic links that lead
-// to them, each from the first folder that has it. Names that no folder has are left out. The copies
-// are not compressed.
-func CopyFirmware(ctx context.Context, from, names []string, to string) error {
+// CopyFirmware copies the named firmware files to an empty folder, with the symbolic links that
+// lead to them, each from the first folder that has it. It returns the names that a folder has. The
+// copies are not compressed.
+func CopyFirmware(ctx context.Context, from, names []string, to string) (copied []string, err error) {
 	found, err := collectFirmware(ctx, from, names)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, f := range found.files {
 		dst := to + strings.TrimPrefix(f.Path, firmwareDir)
 		if err := os.MkdirAll(path.Dir(dst), 0o755); err != nil {
-			return err
+			return nil, err
 		}
 		if f.Mode.Type() == fs.ModeSymlink {
 			err = os.Symlink(string(f.Data), dst)
@@ -74,10 +74,10 @@ func CopyFirmware(ctx context.Context, from, names []string, to string) error {
 			err = os.WriteFile(dst, f.Data, 0o644)
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return found.names, nil
 }
 
 // foundFirmware is what folders have of some firmware files.

@@ -26,7 +26,8 @@ func wanting(t *testing.T, names ...string) Spec {
 	return s
 }
 
-// folderOf makes a folder with files. A text that begins with "->" is the target of a symbolic link.
+// folderOf makes a folder with files. A text that begins with "->" is the target of a symbolic
+// link.
 func folderOf(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -100,8 +101,8 @@ func TestFirmware(t *testing.T) {
 	}
 	// A copy has what an image has.
 	copied := t.TempDir()
-	if err := CopyFirmware(t.Context(), s.Firmware, names, copied); err != nil {
-		t.Fatal(err)
+	if there, err := CopyFirmware(t.Context(), s.Firmware, names, copied); err != nil || !slices.Equal(there, m.Firmware) {
+		t.Errorf("copied %q, %v", there, err)
 	}
 	s.Firmware = []string{copied}
 	if again, _ := build(t, s); !bytes.Equal(image, again) {
@@ -109,7 +110,7 @@ func TestFirmware(t *testing.T) {
 	}
 }
 
-// What cannot be a firmware file is an error that names it, its folder and the way out.
+// A name that leads to no firmware file is an error with the name, the folder and the way out.
 func TestFirmwareErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		files map[string]string

@@ -335,7 +335,7 @@ const (
 
 // reportLacks returns a function that logs, once each, the firmware files that drivers have asked
 // Linux for in vain by now. Records of applications do not count. Without the file of drivers, the
-// devices are those of a virtual machine, and the function does nothing.
+// node is a virtual machine, and the function does nothing.
 func reportLacks(list string, read func(context.Context, klog.Query) (klog.Batch, error), log func(format string, args ...any)) (report func()) {
 	if _, err := os.Lstat(list); err != nil {
 		return func() {}

@@ -218,7 +218,7 @@ func emulate(t *testing.T, card *os.File, more ...string) (end func()) {
 	return emulateOn(t, card, filepath.Join(t.TempDir(), "console"), more...)
 }
 
-// emulateOn is emulate with a file for what comes from the serial port.
+// emulateOn is emulate with a file for the output of the serial port.
 func emulateOn(t *testing.T, card *os.File, console string, more ...string) (end func()) {
 	t.Helper()
 	found, err := provision.FindEmulator(t.Context(), emulator.Options{Arch: qemu.Arch(runtime.GOARCH)})

@@ -54,7 +54,8 @@ func FindCards(ctx context.Context, o Options, wanted Cards) (string, error) {
 // cardRecord describes a directory of the cache.
 type cardRecord struct {
 	Source string   `json:"source"` // for people
-	Names  []string `json:"names"`  // of the files that were looked for
+	Names  []string `json:"names"`  // of the files that were looked for, sorted
+	Found  []string `json:"found"`  // those that are in the directory
 }
 
 // cardsTimeout bounds a fetch of 17 MB from Debian, or of a package of 500 MB from Ubuntu.
@@ -82,17 +83,23 @@ func findCards(ctx context.Context, o Options, wanted Cards, root string, run ap
 	}
 	found, err := wanted.fetch(ctx, c, root, apt.Config{Arch: wanted.Arch, Run: run, Progress: o.Progress})
 	if err != nil {
-		return "", fmt.Errorf("firmware files of network cards: %w (a folder of your own with such files, as /lib/firmware, will do instead)", err)
+		return "", fmt.Errorf("firmware files of network cards: %w (a folder of your own with such files, as /lib/firmware, will do instead; so will an archive in the apt sources that has them)", err)
 	}
 	return found, nil
 }
 
-// in returns a directory of the cache for which all of the names were looked for.
+// in returns a directory of the cache, if all of the names were looked for when it was made, and
+// each file that was found is still there.
 func (w Cards) in(c apt.Cache) (dir string, ok bool) {
-	for _, name := range c.Names() {
+	for _, item := range c.Names() {
 		var r cardRecord
-		if c.Read(name, &r) && !slices.ContainsFunc(w.Names, func(n string) bool { return !slices.Contains(r.Names, n) }) {
-			return c.Path(name), true
+		unknown := func(name string) bool { return !slices.Contains(r.Names, name) }
+		gone := func(name string) bool {
+			_, err := os.Stat(filepath.Join(c.Path(item), name))
+			return err != nil
+		}
+		if c.Read(item, &r) && !slices.ContainsFunc(w.Names, unknown) && !slices.ContainsFunc(r.Found, gone) {
+			return c.Path(item), true
 		}
 	}
 	return "", false
@@ -150,7 +157,7 @@ func (w Cards) fetch(ctx context.Context, c apt.Cache, root string, config apt.C
 	if err := os.Mkdir(files, 0o755); err != nil {
 		return "", err
 	}
-	if err := initramfs.CopyFirmware(ctx, folders, r.Names, files); err != nil {
+	if r.Found, err = initramfs.CopyFirmware(ctx, folders, r.Names, files); err != nil {
 		return "", err
 	}
 	if err := c.Store(files, a.Suite(), r); err != nil {

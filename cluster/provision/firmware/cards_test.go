@@ -85,6 +85,13 @@ func TestCards(t *testing.T) {
 	if _, err = findCards(t.Context(), o, wanted, "/nonexistent", a.Run); err != nil {
 		t.Errorf("both kernels: %v", err)
 	}
+	// A file that is gone is fetched again.
+	if err := os.Remove(filepath.Join(dir, "bnx2/a.fw")); err != nil {
+		t.Fatal(err)
+	}
+	if dir, err = findCards(t.Context(), o, wanted, root, a.Run); err != nil || len(inCards(t, dir)) != 2 {
+		t.Errorf("after a loss: %v", err)
+	}
 	a.Trees["firmware-bnx2"]["usr/lib/firmware/bnx2/a.fw"], wanted.Refresh = "newer", true
 	if dir, err = findCards(t.Context(), o, wanted, root, a.Run); err != nil || inCards(t, dir)[0] != "bnx2/a.fw=newer" {
 		t.Errorf("refreshed: %v", err)
