@@ -152,7 +152,10 @@ func TestSoakCardFirmware(t *testing.T) {
 	}
 	const lack = "margay: driver e100 asks for the firmware file " + file + " for 0000:00:05.0, and the node image does not have it"
 	end, console := boot(bare)
-	check.AwaitFor(t, bootsWithin, "lack of a firmware file on the console", func() bool { return strings.Contains(console(), lack) })
+	check.AwaitFor(t, bootsWithin, "error of the card", func() bool { return strings.Contains(console(), "turn it on: no such file or directory") })
+	if before, _, _ := strings.Cut(console(), "turn it on"); !strings.Contains(before, lack) {
+		t.Errorf("the reason is not before the error of the card: %s", before)
+	}
 	if r := m.margay("nodes"); strings.Contains(r.stdout, "node0  up ") {
 		t.Errorf("without its firmware file, the card works: %s", r)
 	}
