@@ -6,9 +6,10 @@
 //	firmware -> DHCP  discover, request              Client.Means and Leases decide
 //	firmware -> TFTP or HTTP  undionly.kpxe, ipxe.efi
 //	iPXE     -> DHCP  discover, request              the same two decide
-//	iPXE     -> HTTP  GET /boot.ipxe                 the same for all nodes, in turns (Turns)
+//	iPXE     -> HTTP  GET /boot.ipxe                 in turns (Turns)
 //	iPXE     -> HTTP  GET /config                    of a node: once for each lease (Grants)
 //	iPXE     -> HTTP  GET /kernel, /image            the same for all nodes
+//	iPXE     -> HTTP  GET /images/NAME/kernel, ...   of nodes that have an image of their own (Config.Own)
 //
 // A node that has booted from a disk needs only its configuration (kernel/seek):
 //
@@ -65,6 +66,7 @@ const (
 	KernelPath = "/kernel"
 	ImagePath  = "/image"
 	ConfigPath = "/config" // an archive with the configuration; node.FetchPath is the configuration itself
+	OwnPath    = "/images" // has KernelPath and ImagePath below the name of each image of some nodes (Own)
 )
 
 // The names of the iPXE for each firmware. UEFI HTTP boot wants the ending.
@@ -79,6 +81,15 @@ type File struct {
 	Size int64 // in bytes
 }
 
+// Own is what a node boots in the place of Config.Kernel and Config.Image.
+type Own struct {
+	Name          string // in the addresses of its files
+	Cmdline       string // of the kernel
+	Kernel, Image string // paths of its files, which must not change
+}
+
+func (o Own) path(file string) string { return OwnPath + "/" + o.Name + file }
+
 // Config holds the hosts to serve, and the answers and files for them.
 type Config struct {
 	Hosts   []Host
@@ -88,6 +99,9 @@ type Config struct {
 	Image   File
 	// BIOS and UEFI are the iPXE of clients with each firmware. The zero File: they get nothing.
 	BIOS, UEFI File
+	// Own returns what a node boots, if it has an image of its own. It is called with each of its
+	// requests for the script, and for files of such images. Nil: no node has one.
+	Own func(id.Node) (own Own, has bool, err error)
 	// Report receives each new stage of a node. It must not block.
 	Report func(id.Node, Status)
 	// Send sends an Ethernet frame from the MAC address. Nil: frames cannot be sent, and clients
@@ -98,8 +112,9 @@ type Config struct {
 	// address that its client does not have yet.
 	Broadcast bool
 	// Node returns the configuration of a node, which has secrets. It is for a network without
-	// another way to a node. Nil: no configuration is served.
-	Node func(id.Node) ([]byte, error)
+	// another way to a node. From a disk, the node has booted an image that is not served. Nil: no
+	// configuration is served.
+	Node func(node id.Node, disk bool) ([]byte, error)
 	// Pack returns an archive with a configuration, for a boot program. It is set if Node is.
 	Pack func(config []byte) ([]byte, error)
 	// Sign signs the statement about a configuration that a node asks for with a nonce
@@ -153,18 +168,18 @@ func New(c Config) (*Services, error) {
 	if !c.Server.IsValid() || !c.Server.Addr().Is4() {
 		return nil, fmt.Errorf("boot: %v is not an IPv4 address with its subnet", c.Server)
 	}
-	base := "http://" + c.Server.Addr().String()
-	script, err := script(base, c.Cmdline, c.Node != nil)
+	script, err := c.script(c.Cmdline, KernelPath, ImagePath)
 	if err != nil {
 		return nil, err
 	}
+	base := c.base()
 	s := &Services{
 		config: c, log: gate.NewLog(c.Log, logBurst, logRate),
 		progress: NewProgress(), grants: make(Grants), turns: NewTurns(cmp.Or(c.Turns, defaultTurns)), called: make(map[MAC]chan struct{}),
 		files: map[string]served{
-			ScriptPath: {script, Script},
-			KernelPath: {c.Kernel, Kernel},
-			ImagePath:  {c.Image, Image},
+			ScriptPath: {File: script, stage: Script},
+			KernelPath: {File: c.Kernel, stage: Kernel},
+			ImagePath:  {File: c.Image, stage: Image},
 		},
 		locations: map[Means]string{ByScript: base + ScriptPath, ByItself: base + ScriptPath},
 		first:     make(map[string]tftp.File),
@@ -174,7 +189,7 @@ func New(c Config) (*Services, error) {
 	}
 	if c.UEFI.Size > 0 {
 		s.locations[ByUEFI], s.first[uefiName] = uefiName, tftp.File(c.UEFI)
-		s.locations[ByHTTP], s.files["/"+uefiName] = base+"/"+uefiName, served{c.UEFI, Loader}
+		s.locations[ByHTTP], s.files["/"+uefiName] = base+"/"+uefiName, served{File: c.UEFI, stage: Loader}
 	}
 	s.leases = NewLeases(c.Proxy)
 	for _, h := range c.Hosts {
@@ -271,7 +286,7 @@ func (s *Services) take(h Host, method, path string) ([]byte, error) {
 		s.log.Printf("boot: %v asks for its configuration: %s", h, refusal)
 		return nil, errors.New(refusal)
 	}
-	text, err := s.config.Node(h.Node)
+	text, err := s.config.Node(h.Node, path == node.FetchPath)
 	if err == nil && path == ConfigPath {
 		text, err = s.config.Pack(text)
 	}

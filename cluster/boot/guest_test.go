@@ -27,7 +27,7 @@ func TestGuest(t *testing.T) {
 	s, r := services(t, func(c *Config) {
 		local(c)
 		c.Hosts = []Host{guest}
-		c.Node = func(id.Node) ([]byte, error) { return []byte("secret"), nil }
+		c.Node = func(id.Node, bool) ([]byte, error) { return []byte("secret"), nil }
 		c.Pack = pack
 		c.Met = func(m MAC) {
 			if m == guest.MAC {
@@ -78,7 +78,7 @@ func TestToken(t *testing.T) {
 	s, r := services(t, func(c *Config) {
 		local(c)
 		c.Hosts = []Host{guest}
-		c.Node = func(id.Node) ([]byte, error) { return []byte("secret"), nil }
+		c.Node = func(id.Node, bool) ([]byte, error) { return []byte("secret"), nil }
 		c.Pack = pack
 		c.Met = func(MAC) { met.Add(1) }
 		c.Token = func(h Host, token string) error {
@@ -131,7 +131,7 @@ func TestConfiguration(t *testing.T) {
 	missing := atomic.Bool{}
 	s, _ := services(t, func(c *Config) {
 		local(c)
-		c.Node = func(n id.Node) ([]byte, error) {
+		c.Node = func(n id.Node, disk bool) ([]byte, error) {
 			if missing.Load() {
 				return nil, errors.New("none")
 			}
@@ -215,7 +215,7 @@ func pack(config []byte) ([]byte, error) { return append([]byte("archive of "), 
 func TestSeeker(t *testing.T) {
 	s, r := services(t, func(c *Config) {
 		c.Broadcast = true
-		c.Node = func(id.Node) ([]byte, error) { return []byte("secret"), nil }
+		c.Node = func(id.Node, bool) ([]byte, error) { return []byte("secret"), nil }
 		c.Pack = pack
 	})
 	mac := host(1).MAC

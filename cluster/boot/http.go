@@ -12,6 +12,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,6 +43,7 @@ const (
 type served struct {
 	File
 	stage Stage
+	close func() error // nil: it stays open
 }
 
 func (s *Services) server() *http.Server {
@@ -63,10 +66,18 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "not a node of this machine", http.StatusForbidden)
 		return
 	}
-	file, ok := s.files[r.URL.Path]
+	file, ok, err := s.find(host, r.URL.Path)
+	if err != nil {
+		s.log.Printf("boot: %v asks for %.100q: %v", host, r.URL.Path, err)
+		http.Error(w, "what this node boots cannot be read", http.StatusInternalServerError)
+		return
+	}
+	if file.close != nil {
+		defer file.close()
+	}
 	config := s.config.Node != nil && (r.URL.Path == ConfigPath || r.URL.Path == node.FetchPath)
 	if r.URL.Path == ScriptPath && host.Guest {
-		file = served{s.waitingScript(host), Script}
+		file = served{File: s.waitingScript(host), stage: Script}
 	}
 	if !ok && !config {
 		s.log.Printf("boot: %v asks for %.100q, which does not exist", host, r.URL.Path)
@@ -100,7 +111,7 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 			http.Error(w, err.Error(), http.StatusForbidden)
 			return
 		}
-		file = served{File{bytes.NewReader(text), int64(len(text))}, Configuration}
+		file = served{File: File{bytes.NewReader(text), int64(len(text))}, stage: Configuration}
 		s.sign(w.Header(), r.Header.Get(node.NonceHeader), text)
 	}
 	if host.Guest && file.stage == Script {
@@ -109,7 +120,7 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 	_ = control.SetReadDeadline(time.Time{}) // the time for the request is over, and it is here
 	if file.stage == Script && !host.Guest && r.Method == http.MethodGet {
 		if before, ok := s.await(r.Context(), host); !ok {
-			file = served{s.laterScript(before), Queued}
+			file = served{File: s.laterScript(before), stage: Queued}
 		}
 	}
 	w.Header().Set("Content-Type", "application/octet-stream") // else it would be guessed
@@ -119,6 +130,44 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 			s.sent(host, Status{Stage: file.stage, Percent: int(content.at.Load() * 100 / file.Size)}, n)
 		}
 	}}, r, "", time.Time{}, content)
+}
+
+// find returns the file that a host gets at a path. It is open until it is closed.
+func (s *Services) find(h Host, path string) (file served, ok bool, err error) {
+	file, ok = s.files[path]
+	if h.Guest || s.config.Own == nil || path != ScriptPath && !strings.HasPrefix(path, OwnPath+"/") {
+		return file, ok, nil
+	}
+	own, has, err := s.config.Own(h.Node)
+	if err != nil || !has {
+		return file, ok, err
+	}
+	switch path {
+	case ScriptPath:
+		file.File, err = s.config.script(own.Cmdline, own.path(KernelPath), own.path(ImagePath))
+		return file, true, err
+	case own.path(KernelPath):
+		file, err = open(own.Kernel, Kernel)
+		return file, true, err
+	case own.path(ImagePath):
+		file, err = open(own.Image, Image)
+		return file, true, err
+	}
+	return served{}, false, nil
+}
+
+// open opens a file of an image that some nodes boot.
+func open(path string, stage Stage) (served, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return served{}, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return served{}, err
+	}
+	return served{File{f, info.Size()}, stage, f.Close}, nil
 }
 
 // sign adds the signature of a configuration to an answer, if the request has a nonce for it.

@@ -8,13 +8,17 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 )
 
 // local makes this host node 0 of the services.
@@ -93,6 +97,60 @@ reboot
 			t.Errorf("no report %q in:\n%s", report, r.all())
 		}
 	}
+}
+
+// A node that has an image of its own gets a script for it, and its files while it has it. Other
+// nodes get neither.
+func TestOwnImage(t *testing.T) {
+	folder := t.TempDir()
+	own := Own{Name: "0a", Cmdline: "quiet margay.image=0a", Kernel: filepath.Join(folder, "kernel"), Image: filepath.Join(folder, "image")}
+	if err := errors.Join(os.WriteFile(own.Kernel, []byte("new kernel"), 0o600), os.WriteFile(own.Image, []byte("new image"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	var has atomic.Bool
+	var broken atomic.Bool
+	s, r := services(t, func(c *Config) {
+		local(c)
+		c.Own = func(n id.Node) (Own, bool, error) {
+			if broken.Load() {
+				return Own{}, false, errors.New("no record")
+			}
+			return own, n == 0 && has.Load(), nil
+		}
+	})
+	_, _, url := serve(t, s)
+	wants := func(path string, status int, text string) {
+		t.Helper()
+		if got, body := fetch(t, "GET", url+path, ""); got != status || status == 200 && !strings.Contains(body, text) {
+			t.Errorf("%s: status %d, %q", path, got, body)
+		}
+	}
+	const kernel, image = "/images/0a/kernel", "/images/0a/image"
+	wants(ScriptPath, 200, "http://127.0.0.2/kernel initrd=image console=ttyS0 ||")
+	wants(kernel, 404, "")
+	has.Store(true)
+	wants(ScriptPath, 200, "http://127.0.0.2/images/0a/kernel initrd=image quiet margay.image=0a || goto failed\ninitrd --name image http://127.0.0.2/images/0a/image ||")
+	wants(kernel, 200, "new kernel")
+	wants(image, 200, "new image")
+	for _, report := range []string{"node0: it fetches the kernel 100", "node0: it has fetched everything, and starts Linux 100"} {
+		if !strings.Contains(r.all(), report) {
+			t.Errorf("no report %q in:\n%s", report, r.all())
+		}
+	}
+	for _, path := range []string{"/images/0b/kernel", "/images/0a/", "/images/0a", "/images/", "/images/../images/0a/kernel", "/images/0a/kernel/", "/images/0a/image.json"} {
+		wants(path, 404, "")
+	}
+	if status, _ := fetch(t, "POST", url+kernel, ""); status != 405 {
+		t.Errorf("a kernel is sent to: status %d", status)
+	}
+	own.Cmdline = "quiet; $x"
+	wants(ScriptPath, 500, "")
+	broken.Store(true)
+	wants(ScriptPath, 500, "")
+	if !strings.Contains(r.all(), "special in an iPXE script") || !strings.Contains(r.all(), `node0 asks for "/boot.ipxe": no record`) {
+		t.Errorf("the log:\n%s", r.all())
+	}
+	wants(KernelPath, 200, "kkk") // as all nodes do
 }
 
 // Requests for several ranges, which are read beside the answer, do not disturb the percentage.

@@ -241,7 +241,7 @@ func ofSite(t testing.TB, datagram []byte) []byte {
 func TestProxyOfDisk(t *testing.T) {
 	s, r := services(t, func(c *Config) {
 		proxy(c)
-		c.Node = func(n id.Node) ([]byte, error) { return fmt.Appendf(nil, "node%d", n), nil }
+		c.Node = func(n id.Node, disk bool) ([]byte, error) { return fmt.Appendf(nil, "node%d", n), nil }
 	})
 	mac := host(1).MAC
 	q := seek.NewQuestion(mac[:], [4]byte{1, 2, 3, 4}, uuid.ID{})

@@ -6,20 +6,23 @@ import (
 	"strings"
 )
 
-// script returns the iPXE script that fetches the kernel and the image below a URL and starts them.
+// base is the address of the files.
+func (c Config) base() string { return "http://" + c.Server.Addr().String() }
+
+// script returns the iPXE script that fetches a kernel and an image by their paths and starts them.
 // A client that fails restarts, so that its substrate notices. UEFI firmware passes the image on by
 // its name on the command line, BIOS ignores that word. On UEFI the command line begins with the
 // name of the kernel, and Linux passes words that it does not know on to init, except ones with a
 // dot. A configuration is fetched first, and Linux unpacks it before the image.
-func script(base, cmdline string, config bool) (File, error) {
+func (c Config) script(cmdline, kernel, image string) (File, error) {
 	for _, r := range cmdline {
 		if r < ' ' || r > '~' || strings.ContainsRune(special, r) {
 			return File{}, fmt.Errorf("boot: the kernel command line %q contains %q, which is special in an iPXE script", cmdline, r)
 		}
 	}
 	words, first := "initrd=image", ""
-	if config {
-		words, first = "initrd=config initrd=image", fmt.Sprintf("initrd --name config %s%s || goto failed\n", base, ConfigPath)
+	if c.Node != nil {
+		words, first = "initrd=config initrd=image", fmt.Sprintf("initrd --name config %s%s || goto failed\n", c.base(), ConfigPath)
 	}
 	return text(fmt.Sprintf(`#!ipxe
 %[5]skernel --name linux.efi %[1]s%[2]s %[6]s %[4]s || goto failed
@@ -28,7 +31,7 @@ boot || goto failed
 :failed
 echo The boot over the network has failed
 reboot
-`, base, KernelPath, ImagePath, cmdline, first, words)), nil
+`, c.base(), kernel, image, cmdline, first, words)), nil
 }
 
 // waitSeconds is the time between two requests of a guest.

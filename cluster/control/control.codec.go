@@ -6661,6 +6661,8 @@ func (m *UpdateNodes) size() (n int) {
 	n += sizeInt(3, m.Rolling)
 	n += sizeInt(4, m.TimeoutMs)
 	n += sizeText(5, m.User)
+	n += sizeBool(6, m.Force)
+	n += sizeBool(7, m.First)
 	return n + len(m.unknownFields)
 }
 
@@ -6673,6 +6675,8 @@ func (m *UpdateNodes) encode(e *encoder) {
 	encodeInt(e, 3, m.Rolling)
 	encodeInt(e, 4, m.TimeoutMs)
 	encodeText(e, 5, m.User)
+	encodeBool(e, 6, m.Force)
+	encodeBool(e, 7, m.First)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -6689,6 +6693,10 @@ func (m *UpdateNodes) parse(p *parser) {
 			parseInt(p, &m.TimeoutMs)
 		case 5:
 			parseText(p, &m.User)
+		case 6:
+			parseBool(p, &m.Force)
+		case 7:
+			parseBool(p, &m.First)
 		default:
 			p.unknown = true
 		}

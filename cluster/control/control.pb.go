@@ -11918,6 +11918,8 @@ type UpdateNodes struct {
 	Rolling       uint32                 `protobuf:"varint,3,opt,name=rolling,proto3" json:"rolling,omitempty"`                      // how many nodes are out of service for it at a time; 0: one
 	TimeoutMs     int64                  `protobuf:"varint,4,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"` // how long a node may take for each stage but DRAINING; 0: as long as for a boot
 	User          string                 `protobuf:"bytes,5,opt,name=user,proto3" json:"user,omitempty"`                             // who gives the order
+	Force         bool                   `protobuf:"varint,6,opt,name=force,proto3" json:"force,omitempty"`                          // nodes that run the image, too
+	First         bool                   `protobuf:"varint,7,opt,name=first,proto3" json:"first,omitempty"`                          // it is the image that the machine was made with
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -11982,6 +11984,20 @@ func (x *UpdateNodes) GetUser() string {
 		return x.User
 	}
 	return ""
+}
+
+func (x *UpdateNodes) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *UpdateNodes) GetFirst() bool {
+	if x != nil {
+		return x.First
+	}
+	return false
 }
 
 // ReadUpdate asks for the last update of the machine. Answer: Update, without nodes if there was none.
@@ -13419,14 +13435,16 @@ const file_control_proto_rawDesc = "" +
 	"\tall_cores\x18\x02 \x01(\x0e2\x16.margay.control.SwitchR\ballCores\x129\n" +
 	"\fmessage_core\x18\x03 \x01(\x0e2\x16.margay.control.SwitchR\vmessageCore\"9\n" +
 	"\tDutiesSet\x12,\n" +
-	"\x04info\x18\x01 \x01(\v2\x18.margay.control.NodeInfoR\x04info\"\x86\x01\n" +
+	"\x04info\x18\x01 \x01(\v2\x18.margay.control.NodeInfoR\x04info\"\xb2\x01\n" +
 	"\vUpdateNodes\x12\x14\n" +
 	"\x05nodes\x18\x01 \x03(\rR\x05nodes\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x18\n" +
 	"\arolling\x18\x03 \x01(\rR\arolling\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x04 \x01(\x03R\ttimeoutMs\x12\x12\n" +
-	"\x04user\x18\x05 \x01(\tR\x04user\"\f\n" +
+	"\x04user\x18\x05 \x01(\tR\x04user\x12\x14\n" +
+	"\x05force\x18\x06 \x01(\bR\x05force\x12\x14\n" +
+	"\x05first\x18\a \x01(\bR\x05first\"\f\n" +
 	"\n" +
 	"ReadUpdate\"\xb7\x01\n" +
 	"\x06Update\x12\x14\n" +

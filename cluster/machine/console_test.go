@@ -62,7 +62,7 @@ func TestMetalConsole(t *testing.T) {
 	}
 	configured := func() {
 		t.Helper()
-		if _, err := p.hand(3); err != nil {
+		if _, err := p.hand(3, false); err != nil {
 			t.Fatal(err)
 		}
 	}

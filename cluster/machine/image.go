@@ -1,27 +1,23 @@
 package machine
 
 import (
-	"context"
-	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
+	"margay/cluster/boot"
 	"margay/cluster/control"
 	"margay/cluster/folder"
-	"margay/cluster/provision"
 	"margay/initramfs"
-	"margay/internal/progress"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
-	"margay/qemu"
 )
 
 // An update (margay node update) gives nodes an image of a name, which has a folder in the folder
@@ -41,8 +37,9 @@ const (
 	nextImage    = ".next" // begins the name of the folder of an image that is being made
 )
 
-// bootImage is what a virtual node boots, besides its configuration.
+// bootImage is what a node boots, besides its configuration.
 type bootImage struct {
+	Name    string   `json:"-"`                // empty: the machine was made with it
 	Kernel  string   `json:"-"`                // path of the guest kernel
 	Image   string   `json:"-"`                // path of the node image
 	Direct  string   `json:"direct,omitempty"` // as Spec.Direct
@@ -79,7 +76,7 @@ func (d Dir) readImage(name string) (bootImage, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return bootImage{}, control.Failf(control.Code_CODE_NOT_FOUND, "machine %s has no image %s", d.Name(), name)
 	}
-	b := bootImage{Kernel: d.imageFolder(name, kernelFile), Image: d.imageFolder(name, initrdFile)}
+	b := bootImage{Name: name, Kernel: d.imageFolder(name, kernelFile), Image: d.imageFolder(name, initrdFile)}
 	if err == nil {
 		err = json.Unmarshal(text, &b)
 	}
@@ -112,164 +109,6 @@ func (d Dir) readBoots() (b boots, err error) {
 
 // writeBoots records which images nodes boot. A reader gets the last record or this one.
 func (d Dir) writeBoots(b boots) error { return d.replace(bootsName, nextBoots, b) }
-
-// ImageOptions say what an update gives to nodes.
-type ImageOptions struct {
-	File     string // a node image that exists; empty: one of Program and JobInit is built
-	Program  string // the node program
-	JobInit  string
-	Kernel   string // the user's own kernel; empty for the distribution's newest in the cache
-	Progress progress.Func
-}
-
-// CanUpdate returns an error unless nodes of this machine can start another image.
-func (d Dir) CanUpdate() error {
-	spec, err := d.ReadSpec()
-	if err != nil {
-		return err
-	}
-	return spec.canUpdate()
-}
-
-func (s *Spec) canUpdate() error {
-	switch {
-	case s.Substrate == node.Hosted || s.Substrate == node.Hosts:
-		return control.Failf(control.Code_CODE_REFUSED, "the nodes of machine %s run on the Linux of their hosts, which Margay does not replace; margay machine down and up start them with another program", s.Name)
-	case s.Substrate != node.Virtual || s.fromNetwork():
-		return control.Failf(control.Code_CODE_REFUSED, "the nodes of machine %s boot over the network, and margay node update is for nodes that boot with --boot %s; margay machine down and up give them another image", s.Name, BootKernel)
-	}
-	return nil
-}
-
-// AddImage makes an image for an update of the machine, and returns its name. An image that exists
-// is used again.
-func (d Dir) AddImage(ctx context.Context, o ImageOptions) (name string, err error) {
-	spec, err := d.ReadSpec()
-	if err != nil {
-		return "", err
-	}
-	if err := spec.canUpdate(); err != nil {
-		return "", err
-	}
-	built, err := o.find(ctx)
-	if err != nil {
-		return "", err
-	}
-	profile, err := initramfs.ParseProfile(spec.Profile)
-	if err != nil {
-		return "", err
-	}
-	b := bootImage{Kernel: built.Kernel.Image, Image: built.Path, Lacks: lacksOf(built.Kernel)}
-	if b.Cmdline, err = initramfs.Cmdline(built.Kernel, profile, spec.Cores+1); err != nil {
-		return "", err
-	}
-	if spec.Accel == string(qemu.TCG) {
-		if b.Direct, err = provision.DirectKernel(built.Kernel); err != nil {
-			return "", err
-		}
-	}
-	return d.addImage(b)
-}
-
-// find finds the kernel, and the node image or builds it.
-func (o ImageOptions) find(ctx context.Context) (provision.Image, error) {
-	options := provision.ImageOptions{Program: o.Program, JobInit: o.JobInit, Kernel: o.Kernel, Plain: true, Told: o.Progress}
-	if o.File == "" {
-		return provision.BuildImage(ctx, options)
-	}
-	f, err := os.Open(o.File)
-	if err != nil {
-		return provision.Image{}, err
-	}
-	defer f.Close()
-	if _, err := initramfs.List(f); err != nil {
-		return provision.Image{}, fmt.Errorf("%s: %w", o.File, err)
-	}
-	kernel, err := provision.FindKernel(ctx, options)
-	return provision.Image{Path: o.File, Kernel: kernel}, err
-}
-
-// addImage copies an image into the folder of the machine, which must exist. The folder of the
-// image is complete or absent.
-func (d Dir) addImage(b bootImage) (name string, err error) {
-	if name, err = b.name(); err != nil {
-		return "", err
-	}
-	if _, err := d.readImage(name); err == nil {
-		return name, nil
-	}
-	if err := os.Mkdir(d.file(imagesName), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", err
-	}
-	next, err := os.MkdirTemp(d.file(imagesName), nextImage)
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(next)
-	copied := b
-	copied.Kernel, copied.Image = filepath.Join(next, kernelFile), filepath.Join(next, initrdFile)
-	if err := errors.Join(copyFile(b.Kernel, copied.Kernel), copyFile(b.Image, copied.Image)); err != nil {
-		return "", err
-	}
-	text, err := json.Marshal(b)
-	if err != nil {
-		return "", err
-	}
-	if err := writeFile(filepath.Join(next, describeFile), text); err != nil {
-		return "", err
-	}
-	if name, err = copied.name(); err != nil { // the files may have changed
-		return "", err
-	}
-	if err := os.Rename(next, d.imageFolder(name)); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", err
-	}
-	return name, nil
-}
-
-// name returns the name of an image, which is made from its content.
-func (b bootImage) name() (string, error) {
-	sum := sha256.New()
-	for _, path := range []string{b.Kernel, b.Image} {
-		hash, err := hashFile(path)
-		if err != nil {
-			return "", err
-		}
-		sum.Write(hash)
-	}
-	text, err := json.Marshal(b)
-	if err != nil {
-		return "", err
-	}
-	sum.Write(text)
-	return hex.EncodeToString(sum.Sum(nil))[:imageDigits], nil
-}
-
-func copyFile(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := folder.Open(to, os.O_WRONLY|os.O_CREATE)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
-}
-
-// hashFile returns the hash (SHA-256) of a file.
-func hashFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	sum := sha256.New()
-	_, err = io.Copy(sum, f)
-	return sum.Sum(nil), err
-}
 
 // updater is a substrate whose nodes can start another image.
 type updater interface {
@@ -315,36 +154,51 @@ func (h *holder) updated(number uint32) (*heldNode, updater, error) {
 	return n, u, nil
 }
 
-// boots returns the image that a node boots.
-func (v *virtual) boots(number id.Node) (bootImage, error) {
-	b, err := v.dir.readBoots()
-	if err != nil || b.Nodes[number] == "" {
-		return v.spec.first(), err
-	}
-	return v.dir.readImage(b.Nodes[number])
+// images says what the nodes of a machine boot: the image that was recorded for a node last, or the
+// one that the machine was made with. It is safe for concurrent use.
+type images struct {
+	dir  Dir
+	spec Spec
+
+	keeping sync.Mutex // held while the record changes
 }
 
-// stage implements updater. The file of the node has its join token, so serve gives it to that node
-// alone. A machine has one update at a time, so images of earlier ones that no node boots are
-// removed.
-func (v *virtual) stage(number id.Node, term uint32, name string) (*control.ImageStaged, error) {
-	b, err := v.dir.readImage(name)
+// of returns the image that a node boots.
+func (i *images) of(number id.Node) (bootImage, error) {
+	b, err := i.dir.readBoots()
+	if err != nil || b.Nodes[number] == "" {
+		return i.spec.first(), err
+	}
+	return i.dir.readImage(b.Nodes[number])
+}
+
+// own is what a node that boots over the network boots instead of the machine's first image.
+func (i *images) own(number id.Node) (own boot.Own, has bool, err error) {
+	b, err := i.of(number)
+	if err != nil || b.Name == "" {
+		return boot.Own{}, false, err
+	}
+	return boot.Own{Name: b.Name, Cmdline: i.spec.passed(b.Cmdline), Kernel: b.Kernel, Image: b.Image}, true, nil
+}
+
+// stage writes an image with the configuration of a node, which it returns with its hashes. The
+// file has the join token of the node, so serve gives it to that node alone. A machine has one
+// update at a time, so images of earlier ones that no node boots are removed.
+func (i *images) stage(name string, config node.Config) (*control.ImageStaged, error) {
+	b, err := i.dir.readImage(name)
 	if err != nil {
 		return nil, err
 	}
-	v.removeUnused(name)
-	path := v.dir.stagedImage(number)
-	if err := v.writeImage(b, number, term, path); err != nil {
+	i.removeUnused(name)
+	path := i.dir.stagedImage(config.Node)
+	if err := b.write(config, path); err != nil {
 		return nil, err
 	}
 	// The node has it twice in memory, and Linux a third time.
 	if err := initramfs.Compress(path); err != nil {
 		return nil, err
 	}
-	staged := &control.ImageStaged{
-		Kernel: b.Kernel, Initramfs: path,
-		Cmdline: qemu.CommandLine(qemu.Accel(v.spec.Accel), b.Cmdline),
-	}
+	staged := &control.ImageStaged{Kernel: b.Kernel, Initramfs: path, Cmdline: i.spec.passed(b.Cmdline)}
 	if staged.KernelHash, err = hashFile(b.Kernel); err != nil {
 		return nil, err
 	}
@@ -352,19 +206,45 @@ func (v *virtual) stage(number id.Node, term uint32, name string) (*control.Imag
 	return staged, err
 }
 
+// write writes the image with the configuration of a node.
+func (b bootImage) write(config node.Config, path string) error {
+	config.Lacks = b.Lacks
+	text, err := config.Encode()
+	if err != nil {
+		return err
+	}
+	return initramfs.WriteNodeImage(b.Image, configFiles(text), path)
+}
+
+// configFiles are the files with which a node image has a configuration.
+func configFiles(config []byte) []initramfs.File {
+	return []initramfs.File{
+		{Path: filepath.Dir(node.Path), Mode: os.ModeDir | 0o700},
+		{Path: node.Path, Mode: 0o600, Data: config},
+	}
+}
+
+// stage implements updater.
+func (v *virtual) stage(number id.Node, term uint32, name string) (*control.ImageStaged, error) {
+	return v.images.stage(name, v.spec.bootConfig(number, term, v.cert))
+}
+
+// keep implements updater.
+func (v *virtual) keep(number id.Node, name string) error { return v.images.keep(number, name) }
+
 // named adds the name of an image to a kernel command line.
 func named(cmdline, image string) string {
 	return strings.TrimSpace(cmdline + " " + node.ImageWord + "=" + image)
 }
 
-// keep implements updater.
-func (v *virtual) keep(number id.Node, name string) error {
-	if _, err := v.dir.readImage(name); err != nil {
+// keep makes an image the one that a node boots.
+func (i *images) keep(number id.Node, name string) error {
+	if _, err := i.dir.readImage(name); err != nil {
 		return err
 	}
-	v.keeping.Lock()
-	defer v.keeping.Unlock()
-	b, err := v.dir.readBoots()
+	i.keeping.Lock()
+	defer i.keeping.Unlock()
+	b, err := i.dir.readBoots()
 	if err != nil {
 		return err
 	}
@@ -372,26 +252,41 @@ func (v *virtual) keep(number id.Node, name string) error {
 		b.Nodes = make(map[id.Node]string)
 	}
 	b.Nodes[number] = name
-	if err := v.dir.writeBoots(b); err != nil {
+	if err := i.dir.writeBoots(b); err != nil {
 		return err
 	}
-	if err := errors.Join(removeFiles(v.dir.stagedImage(number)), v.dir.removeUnused(b, name)); err != nil {
+	if err := errors.Join(removeFiles(i.dir.stagedImage(number)), i.dir.removeUnused(b, name)); err != nil {
 		fmt.Fprintln(os.Stderr, err) // the image is recorded
 	}
 	return nil
 }
 
 // removeUnused removes the images that no node boots, except the one of this name.
-func (v *virtual) removeUnused(name string) {
-	v.keeping.Lock()
-	defer v.keeping.Unlock()
-	b, err := v.dir.readBoots()
+func (i *images) removeUnused(name string) {
+	i.keeping.Lock()
+	defer i.keeping.Unlock()
+	b, err := i.dir.readBoots()
 	if err == nil {
-		err = v.dir.removeUnused(b, name)
+		err = i.dir.removeUnused(b, name)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err) // it is tried again with the next image
 	}
+}
+
+// forget removes the staged image of a node, and the record of the one that it boots. It returns
+// the name of that; empty: there was no record.
+func (i *images) forget(number id.Node) (name string, err error) {
+	i.keeping.Lock()
+	defer i.keeping.Unlock()
+	err = removeFiles(i.dir.stagedImage(number))
+	b, broken := i.dir.readBoots()
+	if broken != nil || b.Nodes[number] == "" {
+		return "", errors.Join(err, broken)
+	}
+	name = b.Nodes[number]
+	delete(b.Nodes, number)
+	return name, errors.Join(err, i.dir.writeBoots(b))
 }
 
 // makingImage is how long a client may take to copy an image.

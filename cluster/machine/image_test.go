@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"margay/cluster/control"
+	"margay/cluster/provision"
+	"margay/initramfs/guestkernel"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 )
@@ -17,7 +19,8 @@ import (
 func imagesOf(t *testing.T) *virtual {
 	t.Helper()
 	d := Dir(t.TempDir())
-	v := &virtual{dir: d, spec: Spec{Name: "m", Substrate: node.Virtual, Boot: BootKernel, Kernel: "kernel0", Image: d.file("first"), Cmdline: "quiet", Secret: "s"}}
+	spec := Spec{Name: "m", Substrate: node.Virtual, Boot: BootKernel, Kernel: "kernel0", Image: d.file("first"), Cmdline: "quiet", Secret: "s"}
+	v := &virtual{dir: d, spec: spec, images: &images{dir: d, spec: spec}}
 	for name, text := range map[string]string{"first": "first image", "kernel": "a kernel", "image": "an image"} {
 		if err := os.WriteFile(d.file(name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -76,7 +79,7 @@ func TestBoots(t *testing.T) {
 	if err := os.Mkdir(making, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	v.removeUnused(two)
+	v.images.removeUnused(two)
 	if _, err := os.Stat(making); err != nil {
 		t.Errorf("an image that is being made: %v", err)
 	}
@@ -84,7 +87,7 @@ func TestBoots(t *testing.T) {
 	if err := os.Chtimes(making, old, old); err != nil {
 		t.Fatal(err)
 	}
-	v.removeUnused(two)
+	v.images.removeUnused(two)
 	if left, err := filepath.Glob(v.dir.file(imagesName, "*")); err != nil || len(left) != 1 {
 		t.Errorf("the images %v are left, %v", left, err)
 	}
@@ -141,11 +144,55 @@ func TestCanUpdate(t *testing.T) {
 		{Spec{Substrate: node.Virtual, Boot: BootKernel}, ""},
 		{Spec{Substrate: node.Hosted}, "run on the Linux of their hosts"},
 		{Spec{Substrate: node.Hosts}, "run on the Linux of their hosts"},
-		{Spec{Substrate: node.Metal}, "boot over the network"},
-		{Spec{Substrate: node.Virtual, Boot: BootHTTP}, "boot over the network"},
+		{Spec{Substrate: node.Metal}, ""},
+		{Spec{Substrate: node.Virtual, Boot: BootHTTP}, ""},
 	} {
 		if err := c.spec.canUpdate(); (err != nil) != (c.want != "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c.spec, err)
+		}
+	}
+}
+
+// An image is of the kind that the nodes boot, and its kernel of the kind that the machine was made
+// with, unless the user names another one.
+func TestImageForNodes(t *testing.T) {
+	for _, c := range []struct {
+		spec         Spec
+		given, want  string
+		plain, metal bool
+	}{
+		{Spec{Substrate: node.Virtual, Boot: BootKernel}, "", "", true, false},
+		{Spec{Substrate: node.Virtual, Boot: BootUEFI, KernelOf: "/k"}, "", "/k", false, false},
+		{Spec{Substrate: node.Metal, KernelOf: provision.Generic}, "", provision.Generic, false, true},
+		{Spec{Substrate: node.Metal, KernelOf: provision.Generic}, "mine", "mine", false, true},
+	} {
+		if o := (ImageOptions{Kernel: c.given}).forNodes(&c.spec); o.Kernel != c.want || o.Plain != c.plain || o.Metal != c.metal {
+			t.Errorf("%+v: %+v", c, o)
+		}
+	}
+	for given, want := range map[string]string{"": "", provision.Generic: provision.Generic, "/boot/vmlinuz": "/boot/vmlinuz"} {
+		if got, err := kernelOf(given); got != want || err != nil {
+			t.Errorf("%q: %q, %v", given, got, err)
+		}
+	}
+	if got, err := kernelOf("vmlinuz"); !filepath.IsAbs(got) || err != nil {
+		t.Errorf("a kernel of the working directory: %q, %v", got, err)
+	}
+}
+
+// The command line of metal nodes is for all cores that they have, and ends with the user's words.
+func TestCmdlineOfNodes(t *testing.T) {
+	k := guestkernel.Kernel{Arch: "amd64"}
+	for _, c := range []struct {
+		spec                  Spec
+		begins, contains, end string
+	}{
+		{Spec{Substrate: node.Virtual, Profile: node.Ticking, Cores: 3}, "console=ttyS0 panic=-1", "isolcpus=managed_irq,domain,1-3 ", "psi=0"},
+		{Spec{Substrate: node.Metal, Profile: node.Isolated, KernelWords: "console=ttyS1"}, provision.ScreenToo + " console=ttyS0 panic=-1", "isolcpus=managed_irq,domain,1-N ", " console=ttyS1"},
+	} {
+		line, err := c.spec.cmdline(k)
+		if err != nil || !strings.HasPrefix(line, c.begins) || !strings.Contains(line, c.contains) || !strings.HasSuffix(line, c.end) {
+			t.Errorf("%s: %q, %v", c.spec.Substrate, line, err)
 		}
 	}
 }

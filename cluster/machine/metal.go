@@ -4,9 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -46,6 +45,7 @@ type metalNodes struct {
 	events  metalEvents
 	wire    *metal.Wire
 	boot    *bootServices
+	images  *images
 	power   *file.Machine // nil: no node can be switched
 	turns   *power.Turns  // of nodes to be switched on; nil with it
 	running sync.WaitGroup
@@ -86,6 +86,7 @@ type metalNode struct {
 	ended   chan exit      // gets its end; nil: it does not run
 	console *metal.Console // since it got its configuration; nil: it has got none since its start
 	log     *console.Log   // the file of that console; nil with it
+	notice  string         // about what it has booted; empty: nothing
 
 	switching sync.Mutex   // one action on its power at a time; held before metalNodes.mu
 	driver    power.Driver // nil: it is switched by hand
@@ -114,7 +115,7 @@ var errAsleep = errors.New("waiting until it is switched on by hand")
 
 // newMetal opens the boot network and serves it.
 func newMetal(s Spec, d Dir, a *trust.Authority, events metalEvents) (m *metalNodes, err error) {
-	m = &metalNodes{spec: s, dir: d, cert: a.Certificate(), sign: a.Sign, events: events, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices)}
+	m = &metalNodes{spec: s, dir: d, cert: a.Certificate(), sign: a.Sign, events: events, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices), images: &images{dir: d, spec: s}}
 	m.ctx, m.end = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -157,7 +158,7 @@ func newMetal(s Spec, d Dir, a *trust.Authority, events metalEvents) (m *metalNo
 func (m *metalNodes) makeServices() error {
 	config := boot.Config{
 		Server: m.spec.Metal.Plan.Server, Cmdline: m.spec.Cmdline, Report: m.reached, Log: m.events.log,
-		Broadcast: true, Proxy: m.spec.Metal.Proxy, Node: m.hand, Pack: pack, Sign: m.sign, Asks: m.asks, Met: m.met, Token: m.token,
+		Broadcast: true, Proxy: m.spec.Metal.Proxy, Own: m.images.own, Node: m.hand, Pack: pack, Sign: m.sign, Asks: m.asks, Met: m.met, Token: m.token,
 	}
 	if m.wire != nil {
 		config.MAC, config.Send = m.wire.MAC(), m.wire.Send
@@ -323,19 +324,28 @@ func (m *metalNodes) reached(number id.Node, s boot.Status) {
 	m.events.stage(number, s)
 }
 
-// hand returns the configuration of a node that boots. It is given once for each boot: from then
-// on, the card of the node gets no answer while the node is up.
-func (m *metalNodes) hand(number id.Node) ([]byte, error) {
+// hand returns the configuration of a node that boots, from a disk or over the network. It is given
+// once for each boot: from then on, the card of the node gets no answer while the node is up.
+func (m *metalNodes) hand(number id.Node, disk bool) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := m.node(number)
 	if n.phase != booting {
 		return nil, errors.New("it is not being started")
 	}
+	m.notice(n, "")
+	if disk {
+		m.drop(number, n)
+	}
+	b, err := m.images.of(number)
+	if err != nil {
+		return nil, err
+	}
 	config, err := m.config(number, n.term)
 	if err != nil {
 		return nil, err
 	}
+	config.Lacks = b.Lacks
 	text, err := config.Encode()
 	if err != nil {
 		return nil, err
@@ -346,12 +356,7 @@ func (m *metalNodes) hand(number id.Node) ([]byte, error) {
 }
 
 // pack returns the archive with a configuration.
-func pack(config []byte) ([]byte, error) {
-	return initramfs.NodeArchive([]initramfs.File{
-		{Path: filepath.Dir(node.Path), Mode: os.ModeDir | 0o700},
-		{Path: node.Path, Mode: 0o600, Data: config},
-	})
-}
+func pack(config []byte) ([]byte, error) { return initramfs.NodeArchive(configFiles(config)) }
 
 // config returns the configuration of a node. The caller holds m.mu.
 func (m *metalNodes) config(number id.Node, term uint32) (node.Config, error) {
@@ -391,6 +396,12 @@ func (m *metalNodes) start(number id.Node, term uint32) (int, <-chan exit, error
 		n.phase = asleep
 		m.running.Go(func() { m.wake(number, n) })
 		return 0, nil, fmt.Errorf("%w: it may run on, and its driver cannot switch it off", errAsleep)
+	}
+	if _, err := m.images.of(number); err != nil {
+		return 0, nil, err
+	}
+	if err := removeFiles(m.dir.stagedImage(number)); err != nil { // of an attempt that this start ends
+		return 0, nil, err
 	}
 	mac, address, ok := m.place(number)
 	if !ok && !m.cards.Named(number) {
@@ -466,6 +477,9 @@ func (m *metalNodes) remove(number id.Node) {
 	m.removeConsole(number, m.node(number))
 	m.cards.Leave(number)
 	delete(m.nodes, number)
+	if _, err := m.images.forget(number); err != nil {
+		m.events.log("node%d has left: %v", number, err)
+	}
 	if err := writeCards(m.spec.Metal.Cards, m.cards.List()); err != nil {
 		m.events.log("node%d stays in the file of network cards: %v", number, err)
 	}
@@ -496,6 +510,11 @@ func (m *metalNodes) guests() *control.Guests {
 	}
 	if m.trouble != "" {
 		all.Notices = append(all.Notices, m.trouble)
+	}
+	for _, number := range slices.Sorted(maps.Keys(m.nodes)) {
+		if n := m.nodes[number]; n.notice != "" {
+			all.Notices = append(all.Notices, n.notice)
+		}
 	}
 	for _, o := range m.others {
 		all.Notices = append(all.Notices, fmt.Sprintf("%s: %s: it can keep nodes from their boot", m.spec.Metal.Interface, otherServer(o.Offer)))

@@ -54,11 +54,11 @@ func playMetalWith(t *testing.T, proxy bool, rack *file.Machine, known ...metal.
 		t.Fatal(err)
 	}
 	dir := Dir(t.TempDir())
-	if err := os.Mkdir(dir.file("log"), 0o700); err != nil {
+	if err := errors.Join(os.Mkdir(dir.file("log"), 0o700), os.Mkdir(dir.file("nodes"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	p.metalNodes = &metalNodes{
-		spec: spec, dir: dir, cert: []byte{1}, cards: cards, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices), power: rack, ownCard: cardOf(255),
+		spec: spec, dir: dir, cert: []byte{1}, cards: cards, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices), images: &images{dir: dir, spec: spec}, power: rack, ownCard: cardOf(255),
 		alive: func(a netip.Addr) bool { return a.String() == "10.8.0.5" && p.alive.Load() },
 		events: metalEvents{
 			stage: func(id.Node, boot.Status) {}, woke: func(n id.Node) { p.woke <- n }, met: func(m boot.MAC) { p.met <- m },
@@ -123,7 +123,7 @@ func TestMetalByHand(t *testing.T) {
 	if why := p.ask(1); why != "" {
 		t.Errorf("it gets no answer: %s", why)
 	}
-	text, err := p.hand(3)
+	text, err := p.hand(3, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestMetalByHand(t *testing.T) {
 			t.Errorf("no %s in the configuration: %v", want, err)
 		}
 	}
-	if _, err := p.hand(3); err == nil {
+	if _, err := p.hand(3, false); err == nil {
 		t.Error("it gets its configuration twice")
 	}
 
@@ -185,7 +185,7 @@ func TestMetalLeaves(t *testing.T) {
 	if _, _, err := p.start(3, 1); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.hand(3); err != nil {
+	if _, err := p.hand(3, false); err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range []id.Node{3, 4} {
@@ -235,7 +235,7 @@ func TestMetalByMachine(t *testing.T) {
 		if why := ask(2); why == "" {
 			t.Errorf("proxy %t: its second card gets an answer at the same time", proxy)
 		}
-		text, err := p.hand(3)
+		text, err := p.hand(3, false)
 		if err != nil || !strings.Contains(string(text), cardOf(1).String()) || !strings.Contains(string(text), "10.8.0.5/24") {
 			t.Fatalf("proxy %t: %v: configuration %s", proxy, err, text)
 		}
@@ -250,7 +250,7 @@ func TestMetalByMachine(t *testing.T) {
 		if why := ask(2); why != "" {
 			t.Errorf("proxy %t: its second card gets no answer in the next boot: %s", proxy, why)
 		}
-		if text, err := p.hand(3); err != nil || !strings.Contains(string(text), cardOf(2).String()) {
+		if text, err := p.hand(3, false); err != nil || !strings.Contains(string(text), cardOf(2).String()) {
 			t.Errorf("proxy %t: %v: configuration %s", proxy, err, text)
 		}
 		if why := p.asks(at, boot.Question{Kind: boot.Discover, MAC: cardOf(2), UUID: uuid.ID{1, 15: 9}, Means: boot.ByScript}); !strings.Contains(why, machine.String()) {
@@ -534,7 +534,7 @@ test "$1" != on || sleep 60 # it is on its way
 		t.Fatal(err)
 	}
 	within(t, waits)
-	if _, err := p.hand(2); err != nil {
+	if _, err := p.hand(2, false); err != nil {
 		t.Fatal(err)
 	}
 	p.turns = power.NewTurns(power.Pace{})

@@ -101,7 +101,7 @@ func (p *playedMetal) boots(h *holder, n *heldNode) (ended <-chan exit) {
 	if why := p.ask(1); why != "" {
 		p.t.Fatal(why)
 	}
-	if _, err := p.hand(3); err != nil {
+	if _, err := p.hand(3, false); err != nil {
 		p.t.Fatal(err)
 	}
 	return ended
@@ -133,7 +133,7 @@ func TestOffFails(t *testing.T) {
 	if why := p.ask(1); why != "" {
 		t.Errorf("it gets no answer: %s", why)
 	}
-	if _, err := p.hand(3); err != nil {
+	if _, err := p.hand(3, false); err != nil {
 		t.Error(err)
 	}
 }
@@ -206,7 +206,7 @@ func TestBlindPower(t *testing.T) {
 	if _, err := h.obey(n, ended, order{kind: reboot, why: "by order"}); !errors.Is(err, errAsleep) {
 		t.Fatalf("it starts before its machine boots: %v", err)
 	}
-	if _, err := p.hand(3); err == nil {
+	if _, err := p.hand(3, false); err == nil {
 		t.Error("it gets a configuration before its machine boots")
 	}
 	check.AwaitFor(t, time.Minute, "second datagram", func() bool {
@@ -227,7 +227,7 @@ func TestBlindPower(t *testing.T) {
 	if why := p.ask(1); why != "" {
 		t.Error(why)
 	}
-	if _, err := p.hand(3); err != nil {
+	if _, err := p.hand(3, false); err != nil {
 		t.Error(err)
 	}
 	if _, err := h.stopNode(n, ended); err != nil {

@@ -21,7 +21,6 @@ import (
 	"margay/cluster/roster"
 	"margay/cluster/site"
 	"margay/cluster/way"
-	"margay/initramfs"
 	"margay/internal/uuid"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
@@ -90,11 +89,7 @@ func prepareMetalBoot(ctx context.Context, d Dir, o *UpOptions) error {
 	if len(o.Spec.CardFirmware) > 0 {
 		o.Told("%s", image.Manifest.FirmwareText())
 	}
-	if err := useImage(d, o, image, initramfs.AllCores, ""); err != nil {
-		return err
-	}
-	o.Spec.Cmdline = strings.TrimSpace(provision.ScreenToo + " " + o.Spec.Cmdline + " " + o.Spec.KernelWords)
-	return nil
+	return useImage(d, o, image, "")
 }
 
 // firstCards returns the cards of the machine file, and those that were approved for an earlier

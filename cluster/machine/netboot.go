@@ -47,7 +47,7 @@ func prepareNetboot(ctx context.Context, e *qemu.Emulator, o *UpOptions) error {
 }
 
 // startBoot plugs the services into the switch, which runs.
-func startBoot(s Spec, d Dir, events virtualEvents) (b *bootServices, err error) {
+func startBoot(s Spec, d Dir, nodes *images, events virtualEvents) (b *bootServices, err error) {
 	b = new(bootServices)
 	defer func() {
 		if err != nil {
@@ -55,7 +55,7 @@ func startBoot(s Spec, d Dir, events virtualEvents) (b *bootServices, err error)
 		}
 	}()
 	config := boot.Config{
-		Server: bootAddress, Cmdline: qemu.CommandLine(qemu.Accel(s.Accel), s.Cmdline),
+		Server: bootAddress, Cmdline: s.passed(s.Cmdline), Own: nodes.own,
 		Report: events.stage, MAC: boot.MAC(bootMAC), Send: func(frame []byte) error { return b.stack.Send(frame) }, Log: events.log,
 	}
 	if err := b.openFiles(s, &config); err != nil {

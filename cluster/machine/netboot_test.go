@@ -192,7 +192,7 @@ func TestBootOverTheSwitch(t *testing.T) {
 	defer fabric.Close()
 	var mu sync.Mutex
 	var stages []string
-	b, err := startBoot(spec, d, virtualEvents{log: t.Logf, stage: func(node id.Node, s boot.Status) {
+	b, err := startBoot(spec, d, &images{dir: d, spec: spec}, virtualEvents{log: t.Logf, stage: func(node id.Node, s boot.Status) {
 		mu.Lock()
 		defer mu.Unlock()
 		if text := fmt.Sprintf("node%d: %v", node, s); len(stages) == 0 || stages[len(stages)-1] != text {

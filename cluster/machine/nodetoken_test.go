@@ -202,7 +202,7 @@ func TestMetalToken(t *testing.T) {
 		t.Fatal(err)
 	}
 	check.AwaitFor(t, time.Minute, "answer to node3", func() bool { return p.ask(2) == "" && p.phaseOf(3) == booting })
-	if text, err := p.hand(3); err != nil || !strings.Contains(string(text), `"address": "10.8.0.5/24"`) {
+	if text, err := p.hand(3, false); err != nil || !strings.Contains(string(text), `"address": "10.8.0.5/24"`) {
 		t.Errorf("its configuration: %s, %v", text, err)
 	}
 	if r, err := d.ReadRoster(p.spec); err != nil || r.String() != "node0,3" {

@@ -12,8 +12,8 @@
 // before it, serializes changes of the roster. hosted.mu, virtual.mu, remote.mu and metalNodes.mu
 // guard the tables of nodes of the substrates. None of holder.mu and these is held while another
 // one is taken. metalNode.switching, which is taken before metalNodes.mu, serializes actions on the
-// power of a node. virtual.keeping, which guards the record of the images that nodes boot, is taken
-// alone. boundLog.mu guards the file of a daemon's log, and is taken last.
+// power of a node. images.keeping, which guards the record of the images that nodes boot, is taken
+// after metalNodes.mu. boundLog.mu guards the file of a daemon's log, and is taken last.
 package machine
 
 import (
@@ -26,16 +26,20 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"margay/cluster/fitness"
 	"margay/cluster/hosts"
 	"margay/cluster/ledger"
 	"margay/cluster/permit"
+	"margay/cluster/provision"
 	"margay/cluster/roster"
 	"margay/cluster/serve"
 	"margay/cluster/site"
 	"margay/cluster/trust"
+	"margay/initramfs"
+	"margay/initramfs/guestkernel"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
 	"margay/qemu"
@@ -72,6 +76,7 @@ type Spec struct {
 	QEMU         string   `json:"qemu,omitempty"`          // path of the program that virtual nodes run in
 	Firmware     []string `json:"firmware,omitempty"`      // folders with its firmware; empty: the program finds them
 	Kernel       string   `json:"kernel,omitempty"`        // path of the guest kernel
+	KernelOf     string   `json:"kernel_of,omitempty"`     // what the user gave for it: provision.Generic, the path of a kernel or of its folder, or nothing
 	Direct       string   `json:"direct,omitempty"`        // path of its copy that emulated nodes start, which the cache may drop at any time
 	Image        string   `json:"image,omitempty"`         // path of the node image
 	Cmdline      string   `json:"cmdline,omitempty"`       // of the guest kernel
@@ -110,6 +115,9 @@ var Boots = []string{BootKernel, BootBIOS, BootUEFI, BootHTTP}
 
 // fromNetwork reports whether the nodes boot from their network cards.
 func (s *Spec) fromNetwork() bool { return s.Substrate == node.Virtual && s.Boot != BootKernel }
+
+// fromFiles reports whether QEMU loads what the nodes boot.
+func (s *Spec) fromFiles() bool { return s.Substrate == node.Virtual && s.Boot == BootKernel }
 
 // byUEFI reports whether UEFI firmware boots the nodes.
 func (s *Spec) byUEFI() bool { return s.fromNetwork() && s.Boot != BootBIOS }
@@ -320,6 +328,35 @@ func (s Spec) bootConfig(number id.Node, term uint32, certificate []byte) node.C
 		c.ServeMAC = serveMAC.String()
 	}
 	return c
+}
+
+// cmdline is the command line with which nodes start a kernel.
+func (s *Spec) cmdline(k guestkernel.Kernel) (string, error) {
+	profile, err := initramfs.ParseProfile(s.Profile)
+	if err != nil {
+		return "", err
+	}
+	if s.Substrate != node.Metal {
+		return initramfs.Cmdline(k, profile, s.Cores+1)
+	}
+	line, err := initramfs.Cmdline(k, profile, initramfs.AllCores)
+	return strings.TrimSpace(provision.ScreenToo + " " + line + " " + s.KernelWords), err
+}
+
+// passed is a command line as the kernel gets it where QEMU does not load it.
+func (s *Spec) passed(cmdline string) string {
+	if s.Substrate == node.Virtual {
+		return qemu.CommandLine(qemu.Accel(s.Accel), cmdline)
+	}
+	return cmdline
+}
+
+// kernelOf is a kernel as the user gave it, for another working directory.
+func kernelOf(given string) (string, error) {
+	if given == "" || given == provision.Generic {
+		return given, nil
+	}
+	return filepath.Abs(given)
 }
 
 // history is the history of the machine's jobs; nil if none is kept.

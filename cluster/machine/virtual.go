@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"runtime"
-	"slices"
 	"sync"
 
 	"margay/cluster/boot"
@@ -48,8 +46,7 @@ type virtual struct {
 	emulator *qemu.Emulator
 	fabric   *vswitch.Switch
 	boot     *bootServices // nil: QEMU loads kernel and image
-
-	keeping sync.Mutex // held while the record of what nodes boot changes
+	images   *images
 
 	mu  sync.Mutex
 	vms map[id.Node]*qemu.VM
@@ -68,14 +65,13 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 		return err
 	}
 	image, err := provision.BuildImage(ctx, provision.ImageOptions{
-		Program: o.Spec.Program, JobInit: o.Spec.JobInit, Kernel: o.Spec.Kernel, Plain: !o.Spec.fromNetwork(), Told: o.Progress,
+		Program: o.Spec.Program, JobInit: o.Spec.JobInit, Kernel: o.Spec.Kernel, Plain: o.Spec.fromFiles(), Told: o.Progress,
 	})
 	if err != nil {
 		return err
 	}
-	if o.Spec.fromNetwork() && slices.Contains(image.Manifest.Absent, initramfs.ItemsModule) {
-		return fmt.Errorf("the guest kernel %s lacks the module %s, by which a node that boots over the network gets its configuration: "+
-			"use another one, or --boot %s", image.Kernel.Version, initramfs.ItemsModule, BootKernel)
+	if err := o.Spec.checkItems(image); err != nil {
+		return err
 	}
 	if err := chooseAccel(ctx, found, image, o); err != nil {
 		return err
@@ -87,7 +83,7 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 			o.Spec.Profile = node.Ticking
 		}
 	}
-	if err := useImage(d, o, image, o.Spec.Cores+1, fmt.Sprintf(", QEMU %v", found.Version())); err != nil || !emulated || o.Spec.Boot != BootKernel {
+	if err := useImage(d, o, image, fmt.Sprintf(", QEMU %v", found.Version())); err != nil || !emulated || o.Spec.Boot != BootKernel {
 		return err
 	}
 	o.Spec.Direct, err = provision.DirectKernel(image.Kernel)
@@ -95,12 +91,8 @@ func prepareVirtual(ctx context.Context, d Dir, o *UpOptions) error {
 }
 
 // useImage copies a node image into the folder of the machine, and enters it in the spec, with its
-// kernel and a command line for nodes of cpus processors. The line about it ends with more.
-func useImage(d Dir, o *UpOptions, image provision.Image, cpus int, more string) error {
-	profile, err := initramfs.ParseProfile(o.Spec.Profile)
-	if err != nil {
-		return err
-	}
+// kernel and command line. The line about it ends with more.
+func useImage(d Dir, o *UpOptions, image provision.Image, more string) (err error) {
 	form := ""
 	if image.Manifest.Compressed == image.Manifest.Uncompressed {
 		form = " unpacked"
@@ -110,8 +102,11 @@ func useImage(d Dir, o *UpOptions, image provision.Image, cpus int, more string)
 	for _, what := range o.Spec.Lacks {
 		o.Told("this kernel lacks %s", what)
 	}
+	if o.Spec.KernelOf, err = kernelOf(o.Spec.Kernel); err != nil {
+		return err
+	}
 	o.Spec.Kernel, o.Spec.Image = image.Kernel.Image, d.file(imageName)
-	if o.Spec.Cmdline, err = initramfs.Cmdline(image.Kernel, profile, cpus); err != nil {
+	if o.Spec.Cmdline, err = o.Spec.cmdline(image.Kernel); err != nil {
 		return err
 	}
 	return initramfs.WriteNodeImage(image.Path, nil, o.Spec.Image)
@@ -174,9 +169,9 @@ func newVirtual(s Spec, d Dir, a *trust.Authority, events virtualEvents) (*virtu
 	if err != nil {
 		return nil, err
 	}
-	v := &virtual{spec: s, dir: d, cert: a.Certificate(), emulator: found, fabric: fabric, vms: make(map[id.Node]*qemu.VM)}
+	v := &virtual{spec: s, dir: d, cert: a.Certificate(), emulator: found, fabric: fabric, vms: make(map[id.Node]*qemu.VM), images: &images{dir: d, spec: s}}
 	if s.fromNetwork() {
-		if v.boot, err = startBoot(s, d, events); err != nil {
+		if v.boot, err = startBoot(s, d, v.images, events); err != nil {
 			return nil, errors.Join(err, fabric.Close())
 		}
 	}
@@ -253,48 +248,36 @@ func (v *virtual) remove(number id.Node) {
 
 // forget removes the files of a node that has left, and the record of the image that it boots.
 func (v *virtual) forget(number id.Node) error {
-	v.keeping.Lock()
-	defer v.keeping.Unlock()
-	err := removeFiles(v.dir.nodeImage(number), v.dir.nodeFile(number), v.dir.stagedImage(number))
-	b, broken := v.dir.readBoots()
-	if broken != nil || b.Nodes[number] == "" {
-		return errors.Join(err, broken)
-	}
-	delete(b.Nodes, number)
-	return errors.Join(err, v.dir.writeBoots(b))
+	_, err := v.images.forget(number)
+	return errors.Join(err, removeFiles(v.dir.nodeImage(number), v.dir.nodeFile(number)))
+}
+
+// boots returns the image that a node boots. An attempt to give it another one ends with this boot.
+func (v *virtual) boots(number id.Node) (bootImage, error) {
+	b, err := v.images.of(number)
+	return b, errors.Join(err, removeFiles(v.dir.stagedImage(number)))
 }
 
 // bootFromFiles makes QEMU load the kernel, and an image with the configuration of a node.
 func (v *virtual) bootFromFiles(number id.Node, term uint32, config *qemu.Config) error {
 	b, err := v.boots(number)
-	if err == nil {
-		err = removeFiles(v.dir.stagedImage(number)) // of an attempt that this boot ends
-	}
 	if err != nil {
 		return err
 	}
 	config.Kernel, config.Initrd, config.Cmdline = b.start(), v.dir.nodeImage(number), b.Cmdline
-	return v.writeImage(b, number, term, config.Initrd)
-}
-
-// writeImage writes an image with the configuration of a node.
-func (v *virtual) writeImage(b bootImage, number id.Node, term uint32, path string) error {
-	config := v.spec.bootConfig(number, term, v.cert)
-	config.Lacks = b.Lacks
-	text, err := config.Encode()
-	if err != nil {
-		return err
-	}
-	return initramfs.WriteNodeImage(b.Image, []initramfs.File{
-		{Path: filepath.Dir(node.Path), Mode: os.ModeDir | 0o700},
-		{Path: node.Path, Mode: 0o600, Data: text},
-	}, path)
+	return b.write(v.spec.bootConfig(number, term, v.cert), config.Initrd)
 }
 
 // bootFromNetwork makes a node fetch kernel and image. It reads its configuration, which has
 // secrets, from QEMU.
 func (v *virtual) bootFromNetwork(number id.Node, term uint32, config *qemu.Config) error {
-	text, err := v.spec.bootConfig(number, term, v.cert).Encode()
+	b, err := v.boots(number)
+	if err != nil {
+		return err
+	}
+	c := v.spec.bootConfig(number, term, v.cert)
+	c.Lacks = b.Lacks
+	text, err := c.Encode()
 	if err != nil {
 		return err
 	}

@@ -181,6 +181,7 @@ type Server struct {
 	remotes      map[*control.Conn]uint32        // the connections of other hosts, and the token of each
 	update       *control.Update                 // the last one; nil: there was none. Not changed, but replaced
 	working      map[uint32]control.UpdateStage  // by node: the stage whose work has begun
+	troubles     map[uint32]string               // by node: why this work has failed, and is tried again
 
 	replacing  sync.Mutex                  // held, before mu, while extensions in slot place are inserted and removed
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
@@ -219,7 +220,7 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 	s = &Server{
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
-		jobs: make(map[uint32]*job), working: make(map[uint32]control.UpdateStage), held: make(map[string]*held), files: make(map[filesKey]*filesStream), remotes: make(map[*control.Conn]uint32),
+		jobs: make(map[uint32]*job), working: make(map[uint32]control.UpdateStage), troubles: make(map[uint32]string), held: make(map[string]*held), files: make(map[filesKey]*filesStream), remotes: make(map[*control.Conn]uint32),
 		debuggers: make(map[uint64]*debugger), remember: keepEnded,
 		ended: make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), outputs: newOutputs(int64(c.Access.Output) << 20), life: life(c.Authority.Certificate()),
 	}

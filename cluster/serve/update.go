@@ -39,17 +39,39 @@ var errPast = errors.New("the stage has ended")
 // updateNodes begins an update. The holder refuses it first where nodes cannot start another image.
 func (s *Server) updateNodes(m *control.UpdateNodes) (*control.Update, error) {
 	s.mu.Lock()
-	nodes, err := s.updatable(m)
+	u, err := s.begins(m)
 	s.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	if _, err := askHolder[*control.ImageStaged](s, nil, &control.StageImage{Node: nodes[0], Image: m.Image}); err != nil {
-		return nil, err
+	for _, n := range u.Nodes {
+		if n.Stage != update.Waiting {
+			continue
+		}
+		if _, err := askHolder[*control.ImageStaged](s, nil, &control.StageImage{Node: n.Node, Image: m.Image}); err != nil {
+			return nil, err
+		}
+		break
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if nodes, err = s.updatable(m); err != nil {
+	if u, err = s.begins(m); err != nil {
+		return nil, err
+	}
+	if err := s.store.saveUpdate(u, nil); err != nil {
+		return nil, s.onDisk(err)
+	}
+	s.update, s.working, s.troubles = u, make(map[uint32]control.UpdateStage), make(map[uint32]string)
+	s.config.Log("%d nodes get image %s by order of %s", len(u.Nodes), u.Image, u.User)
+	s.advanceUpdate()
+	return proto.CloneOf(s.update), nil
+}
+
+// begins returns the state with which an update begins, unless one of its nodes cannot begin it.
+// The caller holds Server.mu.
+func (s *Server) begins(m *control.UpdateNodes) (*control.Update, error) {
+	nodes, err := s.updatable(m)
+	if err != nil {
 		return nil, err
 	}
 	u := &control.Update{Image: m.Image, Rolling: min(m.Rolling, uint32(len(nodes))), TimeoutMs: m.TimeoutMs, User: printable.Line(m.User)}
@@ -58,15 +80,11 @@ func (s *Server) updateNodes(m *control.UpdateNodes) (*control.Update, error) {
 	}
 	for _, number := range nodes {
 		n := s.nodes[number]
-		u.Nodes = append(u.Nodes, &control.NodeUpdate{Node: number, Term: n.term, SinceNs: time.Now().UnixNano(), Out: n.drain != nil})
+		next := &control.NodeUpdate{Node: number, Term: n.term, SinceNs: time.Now().UnixNano(), Out: n.drain != nil}
+		update.Begin(next, m, n.info.GetImage())
+		u.Nodes = append(u.Nodes, next)
 	}
-	if err := s.store.saveUpdate(u, nil); err != nil {
-		return nil, s.onDisk(err)
-	}
-	s.update, s.working = u, make(map[uint32]control.UpdateStage)
-	s.config.Log("%d nodes get image %s by order of %s", len(nodes), u.Image, u.User)
-	s.advanceUpdate()
-	return proto.CloneOf(s.update), nil
+	return u, nil
 }
 
 // updatable returns the nodes of an update, in order, unless one of them cannot begin it. The
@@ -142,6 +160,8 @@ func (s *Server) sight(u *control.NodeUpdate) update.Sight {
 	}
 	return update.Sight{
 		Up: n.up(), Gone: n.gone() || n.health == control.NodeHealth_NODE_REFUSED, Why: n.why(),
+		Refused: n.health == control.NodeHealth_NODE_REFUSED,
+		Off:     n.health == control.NodeHealth_NODE_OFF, Trouble: s.troubles[u.Node],
 		Down: n.health == control.NodeHealth_NODE_DEAD && n.power == control.NodePower_POWER_OFF && !n.retry,
 		Busy: len(n.uses) > 0, Boot: n.boot, Image: n.info.GetImage(),
 	}
@@ -186,6 +206,7 @@ func (s *Server) changeUpdate(next *control.Update, drains map[uint32]*control.D
 		if n.Stage == before {
 			continue
 		}
+		delete(s.troubles, n.Node)
 		s.config.Log("node%d: update to image %s: %s%s", n.Node, next.Image, n.Stage.Word(), because(n.Reason))
 		if member := s.updated(n); member != nil {
 			s.entered(member, n)
@@ -251,13 +272,15 @@ func (s *Server) workOn(n *control.NodeUpdate) {
 		if s.context.Err() != nil || !s.current(n) {
 			return
 		}
-		if passing(err) {
+		passes := passing(err)
+		if failure := (*control.Failure)(nil); errors.As(err, &failure) {
+			err = errors.New(failure.Text) // the update names the node
+		}
+		if passes {
+			s.troubles[n.Node] = err.Error()
 			member.deeds.Printf("node%d: update to image %s: %v; trying again", n.Node, u.Image, err)
 			delete(s.working, n.Node)
 			return
-		}
-		if failure := (*control.Failure)(nil); errors.As(err, &failure) {
-			err = errors.New(failure.Text) // the update names the node
 		}
 		if !s.setUpdate(update.Worked(s.update, n, err, time.Now())) {
 			delete(s.working, n.Node)

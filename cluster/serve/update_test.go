@@ -32,12 +32,17 @@ func updatable(t *testing.T, nodes int) *updatedMachine {
 
 // hold connects the holder, which boots a node that is reset with its old image.
 func (x *updatedMachine) hold() {
+	x.holdWith(func(*playedClient, *control.RebootNode) error { return nil })
+}
+
+// holdWith is hold with another answer to the order to reset a node.
+func (x *updatedMachine) holdWith(reset func(*playedClient, *control.RebootNode) error) {
 	dir := x.t.TempDir()
 	kernel, image := filepath.Join(dir, "kernel"), filepath.Join(dir, "image")
 	if err := errors.Join(os.WriteFile(kernel, x.kernel, 0o600), os.WriteFile(image, []byte("image"), 0o600)); err != nil {
 		x.t.Fatal(err)
 	}
-	x.holder = x.playHolder(func(*playedClient, *control.RebootNode) error { return nil })
+	x.holder = x.playHolder(reset)
 	x.holder.staged = &control.ImageStaged{Kernel: kernel, Initramfs: image, KernelHash: []byte("1"), InitramfsHash: []byte("2"), Cmdline: "quiet"}
 }
 
@@ -150,6 +155,87 @@ func TestUpdateStaysDown(t *testing.T) {
 		want := "node0: image new ended before it was up and left the node down, and the node has booted its old one"
 		if got := must[*control.Update](x.c, &control.ReadUpdate{}).Stopped; got != want {
 			t.Errorf("stopped: %s", got)
+		}
+	})
+}
+
+// A node that runs the image keeps its jobs. The holder records the image for it, unless the
+// machine was made with it. By force it starts the image once more.
+func TestUpdateHasIt(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		x := updatable(t, 2)
+		x.boots(0, "second", "new")
+		x.c.run(spec(1)) // on node0
+		must[*control.Update](x.c, &control.UpdateNodes{Nodes: []uint32{0, 1}, Image: "new", TimeoutMs: 30000, First: true})
+		x.wants(time.Second, "done done")
+		if keep := one[*control.KeepImage](t, &x.holder.recorder); keep.Node != 0 || keep.Image != "new" {
+			t.Errorf("the holder keeps %v", keep)
+		}
+		none[*control.ImagePiece](t, &x.played[0].recorder, "it has the image")
+		none[*control.StageImage](t, &x.holder.recorder, "all nodes have the image")
+		for i, n := range must[*control.Update](x.c, &control.ReadUpdate{}).Nodes {
+			if n.Reason != "it has the image already" || x.c.node(uint32(i)).Drain != nil {
+				t.Errorf("%v, %v", n, x.c.node(uint32(i)).Drain)
+			}
+		}
+		must[*control.Update](x.c, &control.UpdateNodes{Nodes: []uint32{0, 1}, Image: "new", TimeoutMs: 30000, First: true, Force: true, Rolling: 2})
+		x.wants(2*time.Second, "draining starting")
+	})
+}
+
+// An image of another version of Margay is refused, and its node reset without waiting for the
+// time-out.
+func TestUpdateOtherVersion(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		x := updatable(t, 1)
+		x.begin(1, 0)
+		x.wants(2*time.Second, "starting")
+		if _, err := x.dial().Greet(&control.Hello{Version: 99, Role: control.Role_ROLE_NODE, Token: x.token(0), Program: "node image 9"}); !errors.Is(err, &control.Failure{Code: control.Code_CODE_VERSION}) {
+			t.Fatalf("refused with %v", err)
+		}
+		x.wants(2*time.Second, "resetting")
+		x.boots(0, "again", "")
+		x.wants(time.Second, "failed")
+		if got := must[*control.Update](x.c, &control.ReadUpdate{}).Stopped; !strings.HasPrefix(got, "node0: image new cannot join: node image 9 speaks version 99") || !strings.HasSuffix(got, "booted its old one") {
+			t.Errorf("stopped: %s", got)
+		}
+	})
+}
+
+// A node that nothing can reset is off until it is switched on by hand: the update does not wait
+// for that, and says why.
+func TestUpdateCannotReset(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		x := updatable(t, 1)
+		const why = "waiting until it is switched on by hand"
+		x.holdWith(func(h *playedClient, m *control.RebootNode) error {
+			h.tell(&control.NodeExit{Node: m.Node, Reason: why, Off: true, Waits: true})
+			return errors.New(why)
+		})
+		x.begin(1, 0)
+		x.wants(2*time.Second, "starting")
+		x.wants(30*time.Second, "failed")
+		if got, want := must[*control.Update](x.c, &control.ReadUpdate{}).Stopped, "node0: image new was not up within 30s; it could not be reset: "+why; got != want {
+			t.Errorf("stopped: %s", got)
+		}
+	})
+}
+
+// The reset of a node is tried again while its driver fails. The update ends with the last error.
+func TestUpdateDriverFails(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		x := updatable(t, 1)
+		resets := 0
+		x.holdWith(func(*playedClient, *control.RebootNode) error {
+			resets++
+			return errors.New("switch it off: no answer")
+		})
+		x.begin(1, 0)
+		x.wants(2*time.Second, "starting")
+		x.wants(30*time.Second, "resetting")
+		x.wants(31*time.Second, "failed")
+		if got := must[*control.Update](x.c, &control.ReadUpdate{}).Stopped; resets < 2 || !strings.HasSuffix(got, "and its old one not either: node0 is not reset: switch it off: no answer") {
+			t.Errorf("%d resets; stopped: %s", resets, got)
 		}
 	})
 }

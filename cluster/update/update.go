@@ -8,12 +8,14 @@
 //	                                         |
 //	                                       failed
 //
+// A node that runs the image already begins with keeping, or is done: no job has to end for it.
+//
 // A node gets its turn when fewer than Rolling nodes are between waiting and an end. It fails if it
 // ends, refuses the image, comes up with another one, leaves the machine, or takes longer than the
-// time-out for a stage, without the time before serve was started. One that stays down is reset at
-// once. Only draining takes as long as the node's jobs. The first failure stops the update: nodes
-// that wait are left as they are, and others go on. The same happens when an operator resumes a
-// node that is draining.
+// time-out for a stage, without the time before serve was started. One that stays down, or is
+// refused, is reset at once. Only draining takes as long as the node's jobs. The first failure
+// stops the update: nodes that wait are left as they are, and others go on. The same happens when
+// an operator resumes a node that is draining.
 //
 // The state is a control.Update, which serve records before it acts on it. All work can be done
 // again, so a serve that is started again goes on from the recorded state. What a node does follows
@@ -23,8 +25,10 @@
 package update
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -47,14 +51,31 @@ const (
 
 // Sight is what serve sees of a node.
 type Sight struct {
-	Up    bool   // it is connected, and can be given requests
-	Gone  bool   // it is dead, off or refused
-	Down  bool   // it has ended, and stays down until an order starts it
-	Left  bool   // it has left the machine
-	Why   string // it is not up
-	Busy  bool   // it has a job
-	Boot  string // its last boot, by which it registered
-	Image string // that this boot reported
+	Up      bool   // it is connected, and can be given requests
+	Gone    bool   // it is dead, off or refused
+	Down    bool   // it has ended, and stays down until an order starts it
+	Refused bool   // it cannot join: it speaks another version of the protocol
+	Off     bool   // it stays off until an operator switches it on
+	Left    bool   // it has left the machine
+	Why     string // it is not up
+	Busy    bool   // it has a job
+	Boot    string // its last boot, by which it registered
+	Image   string // that this boot reported
+
+	Trouble string // why the work of its stage has failed, and is tried again; empty: it has not
+}
+
+// Begin sets the stage with which a node begins an update that is ordered, given the name of the
+// image that it runs; empty: the one that the machine was made with.
+func Begin(n *control.NodeUpdate, m *control.UpdateNodes, runs string) {
+	const has = "it has the image already"
+	switch {
+	case m.Force:
+	case runs == m.Image: // the record of what it boots may lack that
+		n.Stage, n.Reason = Keeping, has
+	case runs == "" && m.First:
+		n.Stage, n.Reason = Done, has
+	}
 }
 
 // Ended reports whether a stage is the last one of a node.
@@ -222,23 +243,45 @@ func (s step) advance(sight Sight, started time.Time) {
 		case sight.Down:
 			s.n.Reason = fmt.Sprintf("image %s ended before it was up and left the node down", s.u.Image)
 			s.enter(Resetting)
+		case sight.Refused && s.n.Stage == Starting:
+			s.n.Reason = fmt.Sprintf("image %s cannot join: %s", s.u.Image, sight.Why)
+			s.enter(Resetting)
 		case s.late(started):
-			s.n.Reason = fmt.Sprintf("image %s was not up within %v", s.u.Image, s.timeout())
+			s.n.Reason = fmt.Sprintf("image %s was not up within %v%s", s.u.Image, s.timeout(), because(sight.Trouble))
 			s.enter(Resetting)
 		}
 	case Resetting:
 		switch {
 		case back:
 			s.fail("%s, and the node has booted its old one", s.n.Reason)
+		case sight.Off:
+			s.fail("%s; it could not be reset: %s", s.n.Reason, sight.Why)
 		case s.late(started):
-			s.fail("%s, and its old one not either", s.n.Reason)
+			s.fail("%s, and its old one not either%s", s.n.Reason, because(cmp.Or(sight.Trouble, sight.end())))
 		}
 	case Keeping:
 		switch {
 		case back && sight.Image != s.u.Image:
 			s.fail("image %s ended after it had joined", s.u.Image)
 		case s.late(started):
-			s.fail("it is up with image %s, but its next boot takes the old one: the holder did not record the new one within %v", s.u.Image, s.timeout())
+			s.fail("it is up with image %s, but its next boot takes the old one: the holder did not record the new one within %v%s", s.u.Image, s.timeout(), because(sight.Trouble))
 		}
 	}
+}
+
+// end returns why a node is gone, without the lines of its console; empty: it is not gone.
+func (s Sight) end() string {
+	why, _, _ := strings.Cut(s.Why, "\n")
+	if !s.Gone {
+		return ""
+	}
+	return why
+}
+
+// because returns a reason that follows a sentence, if there is one.
+func because(why string) string {
+	if why == "" {
+		return ""
+	}
+	return ": " + why
 }

@@ -57,9 +57,16 @@ func TestAdvance(t *testing.T) {
 		"the image ended":          {Starting, soon, reset, Failed, "image new ended before it was up, and the node has booted its old one"},
 		"down while it starts":     {Starting, soon, Sight{Gone: true, Down: true}, Resetting, "image new ended before it was up and left the node down"},
 		"down while it loads":      {Loading, soon, Sight{Gone: true, Down: true}, Resetting, "and left the node down"},
+		"refused":                  {Starting, soon, Sight{Refused: true, Why: "its version"}, Resetting, "image new cannot join: its version"},
+		"refused while it loads":   {Loading, soon, Sight{Refused: true, Why: "its version"}, Loading, ""},
 		"down until it is reset":   {Resetting, soon, Sight{Gone: true, Down: true}, Resetting, ""},
 		"being reset":              {Resetting, soon, Sight{}, Resetting, ""},
 		"reset":                    {Resetting, soon, reset, Failed, ", and the node has booted its old one"},
+		"off after the reset":      {Resetting, soon, Sight{Gone: true, Off: true, Why: "it is switched by hand"}, Failed, "; it could not be reset: it is switched by hand"},
+		"its driver fails":         {Resetting, soon, Sight{Trouble: "no answer"}, Resetting, ""},
+		"its driver has failed":    {Resetting, late, Sight{Trouble: "no answer"}, Failed, ", and its old one not either: no answer"},
+		"it is not switched on":    {Resetting, late, Sight{Gone: true, Down: true, Why: "switch it on: no answer\n  its console"}, Failed, ", and its old one not either: switch it on: no answer"},
+		"no holder while it loads": {Loading, late, Sight{Up: true, Boot: "old", Trouble: "no holder"}, Resetting, "image new was not up within 1s: no holder"},
 		"not up after the reset":   {Resetting, late, Sight{}, Failed, ", and its old one not either"},
 		"ended after it joined":    {Keeping, soon, reset, Failed, "image new ended after it had joined"},
 		"keeping":                  {Keeping, soon, new, Keeping, ""},
@@ -68,6 +75,26 @@ func TestAdvance(t *testing.T) {
 		got := Advance(of(1, c.stage), time.Time{}, c.now, func(*control.NodeUpdate) Sight { return c.sight })
 		if n := got.Nodes[0]; n.Stage != c.want || !strings.Contains(n.Reason, c.reason) || (n.Stage == Failed) != (got.Stopped != "") {
 			t.Errorf("%s: %v, stopped %q", name, n, got.Stopped)
+		}
+	}
+}
+
+// A node that runs the image keeps it, unless it is given again by force. Its record is written
+// once more, which the machine's first image does not need.
+func TestBegin(t *testing.T) {
+	for _, c := range []struct {
+		runs         string
+		force, first bool
+		want         control.UpdateStage
+	}{
+		{"", false, false, Waiting}, {"older", false, false, Waiting}, {"older", false, true, Waiting},
+		{image, false, false, Keeping}, {image, false, true, Keeping}, {"", false, true, Done},
+		{image, true, false, Waiting}, {"", true, true, Waiting},
+	} {
+		n := new(control.NodeUpdate)
+		Begin(n, &control.UpdateNodes{Image: image, Force: c.force, First: c.first}, c.runs)
+		if n.Stage != c.want || (n.Reason != "") != (c.want != Waiting) {
+			t.Errorf("%+v: %v", c, n)
 		}
 	}
 }

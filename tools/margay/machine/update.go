@@ -24,6 +24,7 @@ type updateFlags struct {
 	rolling uint32
 	timeout time.Duration
 	noWait  bool
+	force   bool
 }
 
 func (a commands) updateCommand() *cobra.Command {
@@ -41,8 +42,11 @@ A node that does not join within --timeout is reset, boots its old image, and st
 whose new image ends, or that refuses it. The update stops then: nodes that wait for their turn keep their image. Margay node resume
 takes the failed node into service again. It also stops an update, if it takes a node into service that is being drained for it.
 
-The command can be interrupted; the update goes on, and margay machine logs says what happens. The nodes must be virtual, with
---boot kernel. The owner of the machine or root gives the order, because the image goes to the folder of the machine.`,
+A node that runs the image already keeps it, without an end of its jobs; --force gives it again. A metal node that no power driver
+can reset must be reset by hand when its new image hangs. One that boots from a disk boots the image on its disk next time.
+
+The command can be interrupted; the update goes on, and margay machine logs says what happens. The nodes must be virtual or metal.
+The owner of the machine or root gives the order, because the image goes to the folder of the machine.`,
 		Example: `  margay node update 0..3
   margay node update 0..3 --image node.img --rolling 2`,
 		Args: command.Arguments(1, -1),
@@ -62,10 +66,11 @@ The command can be interrupted; the update goes on, and margay machine logs says
 	}))
 	f := c.Flags()
 	f.StringVar(&u.image.File, "image", "", "a node image that margay image build has written")
-	f.StringVar(&u.image.Kernel, "kernel", "", "the kernel to which the modules of the image belong: generic, or one of your own, a vmlinuz or a folder with boot and lib/modules")
+	f.StringVar(&u.image.Kernel, "kernel", "", "the kernel to which the modules of the image belong: generic, or one of your own, a vmlinuz or a folder with boot and lib/modules (default: as the machine was made)")
 	f.StringVar(&u.image.Program, "node-program", "", "the program that nodes run (default: nodekernel beside margay)")
 	f.Uint32Var(&u.rolling, "rolling", 1, "how many nodes are out of service for the update at a time")
 	f.DurationVar(&u.timeout, "timeout", 0, "how long a node may take to load the image, and then to join with it (default: as long as for a boot)")
+	f.BoolVar(&u.force, "force", false, "nodes that run the image already start it once more")
 	f.BoolVar(&u.noWait, "no-wait", false, "do not wait for the nodes")
 	return c
 }
@@ -87,12 +92,12 @@ func (a commands) update(ctx context.Context, nodes []uint32, u updateFlags) err
 		return err
 	}
 	u.image.Progress = a.Progress()
-	image, err := d.AddImage(ctx, u.image)
+	image, first, err := d.AddImage(ctx, u.image)
 	if err != nil {
 		return err
 	}
 	state, err := command.AskWithin[*control.Update](ctx, a.App, &control.UpdateNodes{
-		Nodes: nodes, Image: image, Rolling: u.rolling, TimeoutMs: u.timeout.Milliseconds(), User: client.UserName(),
+		Nodes: nodes, Image: image, Rolling: u.rolling, TimeoutMs: u.timeout.Milliseconds(), User: client.UserName(), Force: u.force, First: first,
 	}, rebootWait)
 	if err != nil {
 		return err
@@ -118,12 +123,12 @@ func (a commands) update(ctx context.Context, nodes []uint32, u updateFlags) err
 
 // follow reports the progress of an update until it ends, and returns its last state.
 func (a commands) follow(ctx context.Context, state *control.Update) (*control.Update, error) {
-	shown := make(map[uint32]control.UpdateStage)
+	shown := make(map[uint32]string)
 	for {
 		for _, n := range state.Nodes {
-			if n.Stage != shown[n.Node] {
-				shown[n.Node] = n.Stage
-				a.Report("node%d: %s", n.Node, stageText(n))
+			if text := stageText(n); text != shown[n.Node] {
+				shown[n.Node] = text
+				a.Report("node%d: %s", n.Node, text)
 			}
 		}
 		if !update.Running(state) {
@@ -149,13 +154,16 @@ var stageTexts = map[control.UpdateStage]string{
 	update.Left: "it keeps its image",
 }
 
+// stageText describes the stage of a node; empty: there is nothing to say.
 func stageText(n *control.NodeUpdate) string {
 	text := stageTexts[n.Stage]
-	if n.Reason != "" {
-		text += ": " + n.Reason
-	}
-	if n.Stage == update.Done && n.Out {
+	switch {
+	case (n.Stage == update.Keeping || n.Stage == update.Done) && n.Reason != "": // why it was not given the image
+		text = n.Reason
+	case n.Stage == update.Done && n.Out:
 		text = "out of service, as before"
+	case n.Reason != "":
+		text += ": " + n.Reason
 	}
 	return text
 }
