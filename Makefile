@@ -56,8 +56,8 @@ soak: deps build ## repeat random and long tests until the time in MARGAY_SOAK (
 	@tools/soak
 
 .PHONY: netboot
-netboot: deps build ## boot virtual nodes from their network card by a BIOS, UEFI PXE and UEFI HTTP boot, one from a disk, and one with cards of real machines
-	@$(GO_STATIC) test -tags soak -count=1 -v -run '^(TestNetboot|TestFirmware|TestSoakDisk|TestSoakDrivers|TestSoakCardFirmware)$$' ./testsuite/e2e
+netboot: deps build ## boot virtual nodes from their network card by a BIOS, UEFI PXE and UEFI HTTP boot, one from a disk, and one with cards of real machines, and give them another image
+	@$(GO_STATIC) test -tags soak -count=1 -v -run '^(TestNetboot|TestFirmware|TestSoakDisk|TestSoakDrivers|TestSoakCardFirmware|TestSoakUpdateFirmware|TestSoakUpdateMetal)$$' ./testsuite/e2e
 
 .PHONY: check
 check: deps ## format, vet, staticcheck, prose, generated files, go.mod, cross-build

@@ -8,7 +8,8 @@ import (
 )
 
 // Virtual nodes boot from their network cards by each firmware, and run an application. Their
-// virtual machines are killed during their boots, and boot again. serve is killed as well.
+// virtual machines are killed during their boots, and boot again. serve is killed as well. One
+// takes an image of an update.
 func TestFirmware(t *testing.T) {
 	ownMachine(t, "own virtual")
 	t.Run("bios", func(t *testing.T) {
@@ -22,6 +23,14 @@ func TestFirmware(t *testing.T) {
 		if _, err := os.Stat(m.file("nodes", "node0.img")); err == nil {
 			t.Error("there is an image with the configuration of a node")
 		}
+		// It takes an image by kexec, without its firmware.
+		before := m.holderLog()
+		if r := m.margay("node", "update", "0", "--force"); r.code != 0 || !strings.Contains(r.stderr, "node0: in service again") {
+			t.Error(r)
+		}
+		if log := strings.TrimPrefix(m.holderLog(), before); !strings.Contains(log, "node0 boots image") || strings.Contains(log, "it fetches") {
+			t.Errorf("the log of the holder of that:\n%s", log)
+		}
 	})
 	for _, way := range []string{"uefi", "http"} {
 		t.Run(way, func(t *testing.T) {
@@ -29,6 +38,12 @@ func TestFirmware(t *testing.T) {
 				"it fetches the script", "it fetches the kernel", "it fetches the node image", "it has fetched everything, and starts Linux")
 		})
 	}
+}
+
+// holderLog returns the log of the holder.
+func (m *machine) holderLog() string {
+	text, _ := os.ReadFile(m.file("log", "holder.log"))
+	return string(text)
 }
 
 // netboot makes a machine of one node that boots in a way, kills the node and serve at a stage of
@@ -43,10 +58,7 @@ func netboot(t *testing.T, way, killAt string, stages ...string) *machine {
 		}
 	})
 	c := start(t, nil, m.upArgs("qemu", "--boot", way)...)
-	log := func() string {
-		text, _ := os.ReadFile(m.file("log", "holder.log"))
-		return string(text)
-	}
+	log := m.holderLog
 	eventually(t, killAt, func() bool { return strings.Contains(log(), "node0: "+killAt+"\n") }, log)
 	// The path is of this machine alone, whatever other tests run.
 	killed := pids(t, m.file("ports", "node0"))

@@ -415,6 +415,7 @@ type nodeState struct {
 	Boots  int
 	Info   struct {
 		Fabric  string
+		Image   string
 		Modules []string
 	}
 	Cores []struct {

@@ -17,7 +17,7 @@ func TestUpdate(t *testing.T) {
 	for range m.nodes*m.cores + 1 {
 		queue = append(queue, m.start("run", "--wait", "-n", "1", probe(), "hello"))
 	}
-	if r := m.margay("node", "update", "0"); r.code != 0 || !strings.Contains(r.stderr, "node0: in service again") {
+	if r := m.margay("node", "update", "0", "--force"); r.code != 0 || !strings.Contains(r.stderr, "node0: in service again") {
 		t.Fatal(r)
 	}
 	for _, c := range queue {
@@ -28,6 +28,9 @@ func TestUpdate(t *testing.T) {
 	firstImages := func() int { return strings.Count(m.margay("nodes", "--json").stdout, `"image": ""`) }
 	if images := firstImages(); images != 1 {
 		t.Errorf("%d nodes have their first image", images)
+	}
+	if r := m.margay("node", "update", "0..1"); r.code != 0 || !strings.Contains(r.stderr, "node0: it has the image already") || !strings.Contains(r.stderr, "node1: it has the image already") {
+		t.Errorf("an update to the image that they have: %v", r)
 	}
 	broken := filepath.Join(t.TempDir(), "image")
 	if err := initramfs.WriteNodeImage(os.DevNull, []initramfs.File{{Path: "/init", Mode: 0o755, Data: []byte("no program")}}, broken); err != nil {
