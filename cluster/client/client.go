@@ -17,6 +17,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/login"
+	"margay/cluster/site"
 )
 
 // ErrNoServe reports that no process listens on the machine's socket.
@@ -29,8 +30,9 @@ const (
 )
 
 // Dial connects to the serve that listens on a unix socket. While the socket is dead it tries again
-// until ctx ends: serve may just be starting. When the socket's folder is gone, so is the machine:
-// then it fails at once with an error that Gone knows. It refuses a serve that is neither root's
+// until ctx ends: serve may just be starting. When the socket's folder is gone, so is the machine,
+// and with site.EndingName in it there is no serve any more: then it fails at once with an error
+// that Gone knows. It refuses a serve that is neither root's
 // nor this user's, and sends it nothing. Behind a door (Door), serve may be the door's owner's
 // instead. The socket of a login (package login) stands for the serve of another host.
 func Dial(ctx context.Context, socket string) (*control.Conn, error) {
@@ -73,6 +75,9 @@ func retry(ctx context.Context, socket string, hello *control.Hello) (*control.C
 		}
 		if _, err := os.Stat(filepath.Dir(socket)); errors.Is(err, fs.ErrNotExist) {
 			return nil, control.Failf(control.Code_CODE_DOWN, "the machine is gone")
+		}
+		if _, err := os.Stat(filepath.Join(filepath.Dir(socket), site.EndingName)); err == nil {
+			return nil, control.Failf(control.Code_CODE_DOWN, "the machine goes down: margay machine down waits until it has ended")
 		}
 		select {
 		case <-time.After(pause):

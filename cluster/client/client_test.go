@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/cluster/site"
 )
 
 // patience bounds every wait of these tests.
@@ -330,5 +331,16 @@ func TestDoorOwner(t *testing.T) {
 		if owner, is := doorOwner(path); is {
 			t.Errorf("%s is a door of user %d", path, owner)
 		}
+	}
+}
+
+// While the machine goes down, nothing waits for a serve.
+func TestDialWhileEnding(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, site.EndingName), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Dial(within(t, patience), site.Socket(dir)); !Gone(err) || !strings.Contains(err.Error(), "the machine goes down: margay machine down waits") {
+		t.Error(err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/folder"
+	"margay/cluster/site"
 	"margay/cluster/way"
 )
 
@@ -28,7 +29,7 @@ var parts = []string{"log", "ports", "nodes"}
 
 // known are the names in a machine's folder that are a machine's, besides the marker. Nothing else
 // in it is ever removed.
-var known = append([]string{"serve.sock", "lock", makingName, "machine.json", "key.pem", "state.db", auditName, oldAuditName, "output", imageName, rosterName, nextRosterName, imagesName, bootsName, nextBoots, tokensName, leftOnName, folder.LentName}, parts...)
+var known = append([]string{"serve.sock", "lock", makingName, "machine.json", "key.pem", "state.db", auditName, oldAuditName, "output", imageName, rosterName, nextRosterName, imagesName, bootsName, nextBoots, tokensName, leftOnName, site.EndingName, folder.LentName}, parts...)
 
 // machines is the open folder of all machines. It is locked while one machine is claimed or
 // removed.

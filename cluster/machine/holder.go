@@ -21,6 +21,7 @@ import (
 	"margay/cluster/control"
 	"margay/cluster/folder"
 	"margay/cluster/roster"
+	"margay/cluster/site"
 	"margay/cluster/trust"
 	"margay/internal/revival"
 	"margay/internal/slack"
@@ -216,6 +217,9 @@ func (h *holder) run(ctx context.Context) {
 	all.Go(func() { h.report(ctx, served) })
 	<-ctx.Done()
 	h.log("ending machine %s", h.spec.Name)
+	if err := writeFile(h.dir.file(site.EndingName), nil); err != nil {
+		h.log("clients wait for a serve that does not come: %v", err)
+	}
 	h.noMore()
 	all.Wait()
 	h.keeping.Wait()

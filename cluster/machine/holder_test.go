@@ -18,6 +18,7 @@ import (
 	"margay/cluster/boot"
 	"margay/cluster/control"
 	"margay/cluster/roster"
+	"margay/cluster/site"
 	"margay/internal/check"
 	"margay/kernel/abi/id"
 )
@@ -394,4 +395,22 @@ func TestHolderKeepsServe(t *testing.T) {
 		text, _ := os.ReadFile(d.Log("serve"))
 		return strings.Count(string(text), "a serve begins") >= 3
 	})
+}
+
+// While the holder stops nodes, clients can see that the machine goes down.
+func TestHolderSaysThatItEnds(t *testing.T) {
+	base(t)
+	d := created(t, "m")
+	said := make(chan error, 1)
+	p := &playedSubstrate{stopping: func() {
+		_, err := os.Stat(d.file(site.EndingName))
+		said <- err
+	}}
+	t.Run("holder", func(t *testing.T) {
+		holding(t, d, 1, p)
+		check.AwaitFor(t, time.Minute, "node", func() bool { return p.started(0) == 1 })
+	})
+	if err := <-said; err != nil {
+		t.Error(err)
+	}
 }

@@ -65,3 +65,7 @@ func Folder(name string) (string, error) {
 
 // Socket is where the serve of a machine listens to clients and to the holder.
 func Socket(folder string) string { return filepath.Join(folder, "serve.sock") }
+
+// EndingName is the file in a machine's folder that its holder makes when the machine goes down:
+// there is no serve from then on.
+const EndingName = "ending"

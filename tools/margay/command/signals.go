@@ -2,6 +2,8 @@ package command
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"slices"
@@ -86,6 +88,17 @@ func Interruptible(ctx context.Context, signals ...os.Signal) (context.Context, 
 func endedBy(sig syscall.Signal) error {
 	err := &launch.Interrupted{Signal: sig}
 	return Failed(launch.ExitStatus(err), err)
+}
+
+// GoesOn is the error of a command whose order goes on. If a signal has ended the command, it says
+// how to follow the order.
+func GoesOn(ctx context.Context, err error, how string) error {
+	interrupted := (*launch.Interrupted)(nil)
+	if err == nil || !errors.As(context.Cause(ctx), &interrupted) {
+		return err
+	}
+	said := &launch.Interrupted{Signal: interrupted.Signal, Err: fmt.Errorf("%w: %s", interrupted, how)}
+	return Failed(launch.ExitStatus(said), said)
 }
 
 // DieOf ends this process by SIGINT, SIGTERM or SIGHUP, so that the parent sees the signal: a shell

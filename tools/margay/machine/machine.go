@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
 	"margay/cluster/machine"
@@ -59,8 +60,10 @@ func (a commands) downCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := machine.Down(c.Context(), d, a.Loss); err != nil {
-				return err
+			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+			defer stop()
+			if err := machine.Down(ctx, d, a.Loss); err != nil {
+				return command.GoesOn(ctx, err, fmt.Sprintf("the machine ends nevertheless; margay machine down -m %s waits until it has ended, and removes its folder", a.Machine))
 			}
 			a.Detail("machine %s is ended; %s is removed", a.Machine, d)
 			return nil

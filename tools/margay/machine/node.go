@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"margay/cluster/client"
 	"margay/cluster/control"
@@ -136,9 +137,11 @@ margay machine restart restarts only the kernel of a node, and its jobs continue
 			if err != nil {
 				return err
 			}
+			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+			defer stop()
 			request := &control.RebootNodes{Nodes: nodes, Force: force, User: client.UserName()}
-			if _, err := command.AskWithin[*control.Done](c.Context(), a.App, request, rebootWait); err != nil {
-				return err
+			if _, err := command.AskWithin[*control.Done](ctx, a.App, request, rebootWait); err != nil {
+				return a.goesOn(ctx, err)
 			}
 			a.Detail("%s: rebooted", nodeset.Condense(nodes))
 			if noWait {
@@ -148,8 +151,8 @@ margay machine restart restarts only the kernel of a node, and its jobs continue
 			if err != nil {
 				return err
 			}
-			if err := d.AwaitUp(c.Context(), nodes, func(string, ...any) {}); err != nil {
-				return err
+			if err := d.AwaitUp(ctx, nodes, func(string, ...any) {}); err != nil {
+				return a.goesOn(ctx, err)
 			}
 			a.Detail("%s: up", nodeset.Condense(nodes))
 			return nil

@@ -86,14 +86,16 @@ func (a commands) powerAction(action power.Action, c *cobra.Command) *cobra.Comm
 		if err != nil {
 			return err
 		}
+		if path != "" && force {
+			return fmt.Errorf("%s: --force has no meaning with --file, which knows no jobs", command.Called(c))
+		}
+		ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+		defer stop()
 		var results []nodePower
 		if path == "" {
-			results, err = a.machinePower(c.Context(), action, nodes, force)
-		} else if force {
-			return fmt.Errorf("%s: --force has no meaning with --file, which knows no jobs", command.Called(c))
+			results, err = a.machinePower(ctx, action, nodes, force)
+			err = a.goesOn(ctx, err)
 		} else {
-			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
-			defer stop()
 			results, err = a.filePower(ctx, action, nodes, path)
 		}
 		if results == nil {
@@ -110,6 +112,12 @@ func (a commands) powerAction(action power.Action, c *cobra.Command) *cobra.Comm
 		return a.QuietFlag(a.VerboseFlag(c))
 	}
 	return a.ColorFlag(c)
+}
+
+// goesOn is the error of a command that gives the machine an order, which goes on when a signal
+// ends the command.
+func (a commands) goesOn(ctx context.Context, err error) error {
+	return command.GoesOn(ctx, err, fmt.Sprintf("an order that the machine has got goes on (margay nodes -m %s)", a.Machine))
 }
 
 // printPower prints the states of nodes for status, and for programs.

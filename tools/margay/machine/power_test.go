@@ -3,9 +3,11 @@ package machine_test
 import (
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
@@ -135,4 +137,51 @@ func TestPowerPaced(t *testing.T) {
 	if nodes := on(); len(nodes) != 1 {
 		t.Errorf("%v were switched on", nodes)
 	}
+}
+
+// An order about power goes on when its command is interrupted, and so does the end of a machine.
+// The command says how to follow it.
+func TestInterruptedOrders(t *testing.T) {
+	for args, want := range map[string]string{
+		"node power off 1":   "margay: ended by SIGINT: an order that the machine has got goes on (margay nodes -m m)\n",
+		"node power on 1":    "margay: ended by SIGINT: an order that the machine has got goes on (margay nodes -m m)\n",
+		"node power reset 1": "margay: ended by SIGINT: an order that the machine has got goes on (margay nodes -m m)\n",
+		"node reboot 1":      "margay: ended by SIGINT: an order that the machine has got goes on (margay nodes -m m)\n",
+		"machine down":       "margay: ended by SIGINT: the machine ends nevertheless; margay machine down -m m waits until it has ended, and removes its folder\n",
+	} {
+		asked := make(chan struct{}, 1)
+		m := margaytest.Play(t, "m", func(*control.Conn, *control.Frame) { asked <- struct{}{} })
+		ended := holdAs(t, m)
+		p := margaytest.Shell(t, `exec "$0" `+args)
+		p.Begin()
+		select {
+		case <-asked:
+		case <-ended:
+		case <-time.After(margaytest.Patience):
+			t.Fatalf("%s does nothing", args)
+		}
+		p.Signal(unix.SIGINT)
+		p.Ends(unix.SIGINT, true, 0)
+		if got := p.Err.String(); got != want {
+			t.Errorf("%s: %q", args, got)
+		}
+	}
+}
+
+// holdAs locks a played machine as its holder does, so that margay machine down sends SIGTERM to
+// this process, which puts it into the channel.
+func holdAs(t *testing.T, m *margaytest.Machine) <-chan os.Signal {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(m.Base, m.Name, "lock"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	if err := unix.FcntlFlock(f.Fd(), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: 1 << 20, Len: 1}); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan os.Signal, 1)
+	signal.Notify(ended, unix.SIGTERM)
+	t.Cleanup(func() { signal.Stop(ended) })
+	return ended
 }

@@ -101,8 +101,8 @@ func (m *Machine) lock(d machine.Dir) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	whole := unix.Flock_t{Type: unix.F_WRLCK}
-	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &whole); err != nil {
+	first := unix.Flock_t{Type: unix.F_WRLCK, Len: 1 << 20} // as a holder's
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &first); err != nil {
 		m.t.Fatal(err)
 	}
 	if _, err := f.WriteString("4711\n"); err != nil {
