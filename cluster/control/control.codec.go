@@ -804,6 +804,7 @@ func (m *Done) size() (n int) {
 	if m == nil {
 		return 0
 	}
+	n += sizeTexts(360, m.Notices)
 	return n + len(m.unknownFields)
 }
 
@@ -811,10 +812,21 @@ func (m *Done) encode(e *encoder) {
 	if m == nil {
 		return
 	}
+	encodeTexts(e, 360, m.Notices)
 	e.b = append(e.b, m.unknownFields...)
 }
 
-func (m *Done) parse(p *parser) { p.all(&m.unknownFields) }
+func (m *Done) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 360:
+			parseTexts(p, &m.Notices)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
 
 func (m *Done) String() string { return text(m) }
 
@@ -6298,6 +6310,7 @@ func (m *NodeExit) size() (n int) {
 	n += sizeBool(4, m.Retry)
 	n += sizeBool(170, m.Off)
 	n += sizeBool(200, m.Waits)
+	n += sizeText(360, m.ByHand)
 	return n + len(m.unknownFields)
 }
 
@@ -6311,6 +6324,7 @@ func (m *NodeExit) encode(e *encoder) {
 	encodeBool(e, 4, m.Retry)
 	encodeBool(e, 170, m.Off)
 	encodeBool(e, 200, m.Waits)
+	encodeText(e, 360, m.ByHand)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -6329,6 +6343,8 @@ func (m *NodeExit) parse(p *parser) {
 			parseBool(p, &m.Off)
 		case 200:
 			parseBool(p, &m.Waits)
+		case 360:
+			parseText(p, &m.ByHand)
 		default:
 			p.unknown = true
 		}
@@ -6345,6 +6361,7 @@ func (m *NodeBoot) size() (n int) {
 	n += sizeInt(1, m.Node)
 	n += sizeInt(2, m.Pid)
 	n += sizeInt(3, m.Boots)
+	n += sizeText(360, m.ByHand)
 	return n + len(m.unknownFields)
 }
 
@@ -6355,6 +6372,7 @@ func (m *NodeBoot) encode(e *encoder) {
 	encodeInt(e, 1, m.Node)
 	encodeInt(e, 2, m.Pid)
 	encodeInt(e, 3, m.Boots)
+	encodeText(e, 360, m.ByHand)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -6367,6 +6385,8 @@ func (m *NodeBoot) parse(p *parser) {
 			parseInt(p, &m.Pid)
 		case 3:
 			parseInt(p, &m.Boots)
+		case 360:
+			parseText(p, &m.ByHand)
 		default:
 			p.unknown = true
 		}

@@ -542,7 +542,7 @@ func (NodeHealth) EnumDescriptor() ([]byte, []int) {
 type NodePower int32
 
 const (
-	NodePower_POWER_UNKNOWN NodePower = 0 // the holder has not connected to this serve yet
+	NodePower_POWER_UNKNOWN NodePower = 0 // the holder has not connected to this serve yet, or the node is switched by hand
 	NodePower_POWER_ON      NodePower = 1 // the thing that the node runs on runs
 	NodePower_POWER_OFF     NodePower = 2 // it does not
 )
@@ -2677,6 +2677,7 @@ func (x *Error) GetRank() int32 {
 
 type Done struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Notices       []string               `protobuf:"bytes,360,rep,name=notices,proto3" json:"notices,omitempty"` // what the caller must know of what was done
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2706,6 +2707,13 @@ func (x *Done) ProtoReflect() protoreflect.Message {
 // Deprecated: Use Done.ProtoReflect.Descriptor instead.
 func (*Done) Descriptor() ([]byte, []int) {
 	return file_control_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Done) GetNotices() []string {
+	if x != nil {
+		return x.Notices
+	}
+	return nil
 }
 
 // Register makes a node part of the machine. It is sent after every connect. Answer: Registered.
@@ -11363,10 +11371,11 @@ type NodeExit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
 	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	Console       []string               `protobuf:"bytes,3,rep,name=console,proto3" json:"console,omitempty"` // its last lines
-	Retry         bool                   `protobuf:"varint,4,opt,name=retry,proto3" json:"retry,omitempty"`    // it will be started once more
-	Off           bool                   `protobuf:"varint,170,opt,name=off,proto3" json:"off,omitempty"`      // it was switched off, for that reason
-	Waits         bool                   `protobuf:"varint,200,opt,name=waits,proto3" json:"waits,omitempty"`  // with off: it comes when it is switched on by hand
+	Console       []string               `protobuf:"bytes,3,rep,name=console,proto3" json:"console,omitempty"`               // its last lines
+	Retry         bool                   `protobuf:"varint,4,opt,name=retry,proto3" json:"retry,omitempty"`                  // it will be started once more
+	Off           bool                   `protobuf:"varint,170,opt,name=off,proto3" json:"off,omitempty"`                    // it was switched off, for that reason
+	Waits         bool                   `protobuf:"varint,200,opt,name=waits,proto3" json:"waits,omitempty"`                // with off: it comes when it is switched on by hand
+	ByHand        string                 `protobuf:"bytes,360,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"` // as in NodeBoot
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -11440,12 +11449,20 @@ func (x *NodeExit) GetWaits() bool {
 	return false
 }
 
+func (x *NodeExit) GetByHand() string {
+	if x != nil {
+		return x.ByHand
+	}
+	return ""
+}
+
 // NodeBoot reports that the thing a node runs on has been started.
 type NodeBoot struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
 	Pid           int64                  `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
-	Boots         uint32                 `protobuf:"varint,3,opt,name=boots,proto3" json:"boots,omitempty"` // how often it has been started, this time included
+	Boots         uint32                 `protobuf:"varint,3,opt,name=boots,proto3" json:"boots,omitempty"`                  // how often it has been started, this time included
+	ByHand        string                 `protobuf:"bytes,360,opt,name=by_hand,json=byHand,proto3" json:"by_hand,omitempty"` // why the holder cannot end it and start it again; empty: it can
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -11496,6 +11513,13 @@ func (x *NodeBoot) GetBoots() uint32 {
 		return x.Boots
 	}
 	return 0
+}
+
+func (x *NodeBoot) GetByHand() string {
+	if x != nil {
+		return x.ByHand
+	}
+	return ""
 }
 
 // NodeStage reports how far the boot of a node over the network has got.
@@ -12662,8 +12686,9 @@ const file_control_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\x0e2\x14.margay.control.CodeR\x04code\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12\x12\n" +
 	"\x04node\x18\x03 \x01(\x05R\x04node\x12\x12\n" +
-	"\x04rank\x18\x04 \x01(\x05R\x04rank\"\x06\n" +
-	"\x04Done\"\x81\x02\n" +
+	"\x04rank\x18\x04 \x01(\x05R\x04rank\"!\n" +
+	"\x04Done\x12\x19\n" +
+	"\anotices\x18\xe8\x02 \x03(\tR\anotices\"\x81\x02\n" +
 	"\bRegister\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12,\n" +
@@ -13397,18 +13422,20 @@ const file_control_proto_rawDesc = "" +
 	" \x01(\x04R\x04sent\x12\x18\n" +
 	"\aarrived\x18\v \x01(\x04R\aarrived\x12!\n" +
 	"\fmajor_faults\x18\f \x01(\x04R\vmajorFaults\x12\x12\n" +
-	"\x04more\x18\r \x03(\rR\x04more\"\x90\x01\n" +
+	"\x04more\x18\r \x03(\rR\x04more\"\xaa\x01\n" +
 	"\bNodeExit\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
 	"\aconsole\x18\x03 \x03(\tR\aconsole\x12\x14\n" +
 	"\x05retry\x18\x04 \x01(\bR\x05retry\x12\x11\n" +
 	"\x03off\x18\xaa\x01 \x01(\bR\x03off\x12\x15\n" +
-	"\x05waits\x18\xc8\x01 \x01(\bR\x05waits\"F\n" +
+	"\x05waits\x18\xc8\x01 \x01(\bR\x05waits\x12\x18\n" +
+	"\aby_hand\x18\xe8\x02 \x01(\tR\x06byHand\"`\n" +
 	"\bNodeBoot\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\x12\x14\n" +
-	"\x05boots\x18\x03 \x01(\rR\x05boots\"O\n" +
+	"\x05boots\x18\x03 \x01(\rR\x05boots\x12\x18\n" +
+	"\aby_hand\x18\xe8\x02 \x01(\tR\x06byHand\"O\n" +
 	"\tNodeStage\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x18\n" +

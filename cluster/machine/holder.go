@@ -69,7 +69,8 @@ type holder struct {
 	vacated bool                      // it ends because its hosts do
 }
 
-// heldNode is the state of a node in the holder. holder.mu guards life, begun and the messages.
+// heldNode is the state of a node in the holder. holder.mu guards life, begun, byHand and the
+// messages.
 type heldNode struct {
 	number id.Node
 	term   uint32 // of its number
@@ -80,6 +81,7 @@ type heldNode struct {
 	begun  func()          // ends its turn to start; nil: it had none
 	leave  func()          // ends it for good
 	gone   chan struct{}   // closed when it has ended for good
+	byHand string          // why it cannot be ended and started again from here; empty: it can
 
 	// Sent to serve when it connects.
 	boot  *control.NodeBoot  // nil: it was never started
@@ -402,6 +404,13 @@ func (h *holder) startNow(n *heldNode) (<-chan exit, error) {
 	n.panic = nil // before the console of this start can say anything
 	h.mu.Unlock()
 	pid, ended, err := h.substrate.start(n.number, n.term)
+	byHand := ""
+	if rack, ok := h.substrate.(interface{ byHand(id.Node) string }); ok {
+		byHand = rack.byHand(n.number)
+	}
+	h.mu.Lock()
+	n.byHand = byHand
+	h.mu.Unlock()
 	if errors.Is(err, errAsleep) {
 		h.nodeAsleep(n, err)
 		return nil, err
@@ -418,7 +427,7 @@ func (h *holder) startNow(n *heldNode) (<-chan exit, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n.life.start()
-	n.boot, n.stage, n.exit = &control.NodeBoot{Node: uint32(n.number), Pid: int64(pid), Boots: n.life.boots}, nil, nil
+	n.boot, n.stage, n.exit = &control.NodeBoot{Node: uint32(n.number), Pid: int64(pid), Boots: n.life.boots, ByHand: n.byHand}, nil, nil
 	h.tell(n, n.boot)
 	return ended, nil
 }
@@ -519,7 +528,7 @@ func (h *holder) nodeExited(n *heldNode, e exit) verdict {
 		reason += "; " + v.Reason
 	}
 	h.log("node%d: %s", n.number, reason)
-	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: reason, Console: e.Console, Retry: v.Again}
+	n.exit = &control.NodeExit{Node: uint32(n.number), ByHand: n.byHand, Reason: reason, Console: e.Console, Retry: v.Again}
 	h.tell(n, n.exit)
 	h.vacateIfGone()
 	return v
@@ -578,7 +587,7 @@ func (h *holder) nodeOrdered(n *heldNode, o order) {
 	if o.kind == switchOn { // it did not run
 		return
 	}
-	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: o.why, Retry: true}
+	n.exit = &control.NodeExit{Node: uint32(n.number), ByHand: n.byHand, Reason: o.why, Retry: true}
 	h.tell(n, n.exit)
 }
 
@@ -596,14 +605,14 @@ func (h *holder) nodeAsleep(n *heldNode, why error) {
 	defer h.mu.Unlock()
 	n.life.switchOff(why.Error())
 	h.log("node%d: %s", n.number, n.life.off)
-	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: n.life.off, Off: true, Waits: true}
+	n.exit = &control.NodeExit{Node: uint32(n.number), ByHand: n.byHand, Reason: n.life.off, Off: true, Waits: true}
 	h.tell(n, n.exit)
 }
 
 // reportOff is nodeOff for callers that hold h.mu.
 func (h *holder) reportOff(n *heldNode) {
 	h.log("node%d: %s", n.number, n.life.off)
-	n.exit = &control.NodeExit{Node: uint32(n.number), Reason: n.life.off, Off: true}
+	n.exit = &control.NodeExit{Node: uint32(n.number), ByHand: n.byHand, Reason: n.life.off, Off: true}
 	h.tell(n, n.exit)
 }
 

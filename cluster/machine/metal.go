@@ -391,7 +391,7 @@ func (m *metalNodes) start(number id.Node, term uint32) (int, <-chan exit, error
 	case n.boots():
 	case n.driver == nil:
 		n.phase = asleep
-		return 0, nil, fmt.Errorf("%w: it has no entry below power in the machine file", errAsleep)
+		return 0, nil, fmt.Errorf("%w: %s", errAsleep, m.unswitched(number))
 	case n.blind && n.runs:
 		n.phase = asleep
 		m.running.Go(func() { m.wake(number, n) })

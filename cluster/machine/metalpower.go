@@ -16,7 +16,7 @@ import (
 
 // findDriver makes the driver of a node, if the machine file has one. The caller holds m.mu.
 func (m *metalNodes) findDriver(number id.Node, n *metalNode) error {
-	if n.driver != nil || m.power == nil || !m.power.Switched(uint32(number)) {
+	if n.driver != nil || m.unswitched(number) != "" {
 		return nil
 	}
 	driver, patience, err := m.power.Driver(uint32(number))
@@ -31,6 +31,25 @@ func (m *metalNodes) findDriver(number id.Node, n *metalNode) error {
 	}
 	n.driver, n.patience = driver, patience
 	return nil
+}
+
+// unswitched returns why nothing here switches a node; empty: the machine file says how to.
+func (m *metalNodes) unswitched(number id.Node) string {
+	if m.power == nil || !m.power.Switched(uint32(number)) {
+		return "it has no entry below power in the machine file"
+	}
+	return ""
+}
+
+// byHand returns why a node can only be ended and started again by hand; empty: it has a driver.
+func (m *metalNodes) byHand(number id.Node) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.node(number)
+	if _, wakes := n.driver.(wake.Card); wakes || n.blind {
+		return "its driver cannot switch it off"
+	}
+	return m.unswitched(number)
 }
 
 // switchOn switches a node on when it is its turn, or resets it if it is on: something else may run

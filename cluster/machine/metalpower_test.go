@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -366,5 +367,33 @@ func TestRivals(t *testing.T) {
 	}
 	if !note(now.Add(rivalTime+1)) || len(p.guests().Notices) != 1 || !strings.Contains(notices(), "10.8.0.66") {
 		t.Error(notices())
+	}
+}
+
+// serve gets to know which nodes can be ended and started again by hand alone.
+func TestByHand(t *testing.T) {
+	card := wake.Card{Address: net.HardwareAddr{0x52, 0x54, 0, 0, 1, 1}, Broadcast: netip.MustParseAddrPort("127.0.0.1:9")}
+	for want, d := range map[string]power.Driver{"it has no entry below power in the machine file": nil, "its driver cannot switch it off": card} {
+		p, h, n := playPower(t, nil)
+		p.node(3).driver, p.node(3).patience = d, time.Minute
+		_, _ = h.startNode(n)
+		p.ask(1)
+		if _, err := h.startNode(n); err != nil {
+			t.Fatal(err)
+		}
+		if n.boot.ByHand != want {
+			t.Errorf("its boot says %q, want %q", n.boot.ByHand, want)
+		}
+		if h.nodeExited(n, exit{Off: true}); n.exit.ByHand != want {
+			t.Errorf("its end says %q", n.exit.ByHand)
+		}
+	}
+	f, err := file.Parse([]byte("power: [{nodes: 3, driver: command, command: [/bin/true]}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := playMetal(t, f, metal.Card{Node: 3, MAC: cardOf(1).String()})
+	if _, _, err := p.start(3, 1); err != nil || p.byHand(3) != "" {
+		t.Errorf("one that is switched: %v, %q", err, p.byHand(3))
 	}
 }

@@ -525,7 +525,7 @@ func (s *Server) listNodes() *control.Nodes {
 		state := &control.NodeState{
 			Node: n.number, Health: n.health, Reason: n.reason, Retry: n.retry, Info: n.info, FreeMemory: n.free, Boots: n.boots,
 			SilentMs: time.Since(n.heard).Milliseconds(), Drain: n.drained(), Term: n.term,
-			Ill: n.fit.Ill(), Vitals: n.vitals, Power: n.power, Panic: n.firmware.panic,
+			Ill: n.fit.Ill(), Vitals: n.vitals, Power: n.seenPower(), Panic: n.firmware.panic,
 		}
 		if n.gone() {
 			state.Remedy, state.Waits = n.remedy, n.waits

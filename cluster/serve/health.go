@@ -65,7 +65,7 @@ func (s *Server) judge(n *node, silent time.Duration) {
 			if n.stage != nil {
 				last = fmt.Sprintf(" after the last news of its boot (%s, %d %%)", n.stage.Stage, n.stage.Percent)
 			}
-			s.dead(n, fmt.Sprintf("it did not register within %v%s (machine up --boot-timeout gives a slow or busy host longer)%s", t.Boot, last, s.consoleTail(n.number)), "if it stays silent, "+s.rebooted(n.number))
+			s.dead(n, fmt.Sprintf("it did not register within %v%s (machine up --boot-timeout gives a slow or busy host longer)%s", t.Boot, last, s.consoleTail(n.number)), "if it stays silent, "+s.rebooted(n))
 		}
 	case control.NodeHealth_NODE_UP:
 		if silent > n.pace*t.Late {
@@ -74,7 +74,7 @@ func (s *Server) judge(n *node, silent time.Duration) {
 		}
 	case control.NodeHealth_NODE_LATE:
 		if dead := t.deadAfter(n.pace); silent > dead {
-			s.dead(n, fmt.Sprintf("it has been silent for %v%s", dead, n.panic()), "if it stays silent, "+s.rebooted(n.number)+"; machine up --dead-after waits longer on a busy host")
+			s.dead(n, fmt.Sprintf("it has been silent for %v%s", dead, n.panic()), "if it stays silent, "+s.rebooted(n)+"; machine up --dead-after waits longer on a busy host")
 		}
 	case control.NodeHealth_NODE_REFUSED:
 		if silent > t.deadAfter(n.pace) {
@@ -84,8 +84,11 @@ func (s *Server) judge(n *node, silent time.Duration) {
 }
 
 // rebooted explains how to reboot a node.
-func (s *Server) rebooted(node uint32) string {
-	return fmt.Sprintf("margay node reboot -m %s node%d reboots it", s.config.Machine, node)
+func (s *Server) rebooted(n *node) string {
+	if n.byHand != "" {
+		return fmt.Sprintf("margay node power on -m %s node%d, and a reset by hand, reboot it", s.config.Machine, n.number)
+	}
+	return fmt.Sprintf("margay node reboot -m %s node%d reboots it", s.config.Machine, n.number)
 }
 
 // turn changes a node's health, and the reason why it is not up. The caller holds Server.mu.
@@ -177,6 +180,7 @@ func (s *Server) nodeBoot(m *control.NodeBoot) {
 		n.firmware.panic = ""
 	}
 	n.boots, n.stage, n.panicked, n.started, n.power = m.Boots, nil, "", time.Now(), control.NodePower_POWER_ON
+	n.byHand = m.ByHand
 }
 
 // nodePanic processes the holder's report of a panic. Other stations on the boot network can forge
@@ -233,13 +237,13 @@ func (s *Server) nodeExit(m *control.NodeExit) {
 	if n == nil {
 		return
 	}
-	n.power = control.NodePower_POWER_OFF
+	n.power, n.byHand = control.NodePower_POWER_OFF, m.ByHand
 	off := n.health == control.NodeHealth_NODE_OFF
 	if m.Off {
 		s.switchedOff(n, m.Reason, m.Waits)
 		return
 	}
-	reason, remedy := m.Reason, "it stays down: "+s.rebooted(m.Node)
+	reason, remedy := m.Reason, "it stays down: "+s.rebooted(n)
 	if m.Retry {
 		reason, remedy = reason+"; it is being restarted", ""
 	} else if len(m.Console) > 0 {

@@ -39,6 +39,7 @@ type node struct {
 	boots    uint32
 	started  time.Time          // when the holder started its substrate
 	power    control.NodePower  // whether its substrate runs
+	byHand   string             // why the holder cannot end it and start it again; empty: it can
 	stage    *control.NodeStage // progress of its boot over the network; nil if it is up, or boots in another way
 	panicked string             // why its console says that its Linux has panicked since its start; empty: it does not
 	firmware keptLogs
@@ -82,6 +83,18 @@ func (n *node) closeLogs() {
 
 // up reports whether serve can send requests to the node. The caller holds Server.mu.
 func (n *node) up() bool { return n.conn != nil && n.health == control.NodeHealth_NODE_UP }
+
+// seenPower returns whether the node's substrate runs, as far as that is known. The holder does not
+// see whether one runs that is switched by hand. The caller holds Server.mu.
+func (n *node) seenPower() control.NodePower {
+	switch {
+	case n.byHand == "":
+		return n.power
+	case n.health == control.NodeHealth_NODE_UP:
+		return control.NodePower_POWER_ON
+	}
+	return control.NodePower_POWER_UNKNOWN
+}
 
 // gone reports whether the node has no jobs, and none can come back. The caller holds Server.mu.
 func (n *node) gone() bool {

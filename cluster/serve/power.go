@@ -25,6 +25,7 @@ type powerOrder struct {
 	ends   bool // nodes that run end
 	again  bool // and start again
 	force  bool // nodes that have jobs, too
+	whole  bool // nodes that the holder cannot start again are refused
 	done   string
 	wanted func() bool // whether it still counts, with Server.mu held; nil: it does
 	ask    func(node uint32) proto.Message
@@ -35,7 +36,7 @@ type powerOrder struct {
 func (s *Server) reboot(m *control.RebootNodes) error {
 	by := printable.Line(m.User)
 	return s.order(powerOrder{
-		nodes: m.Nodes, ends: true, again: true, force: m.Force, done: "rebooted",
+		nodes: m.Nodes, ends: true, again: true, force: m.Force, whole: true, done: "rebooted",
 		ask: func(node uint32) proto.Message {
 			return &control.RebootNode{Node: node, Why: "ended by order of " + by}
 		},
@@ -134,6 +135,9 @@ func (s *Server) refuses(o powerOrder, n *node) error {
 	}
 	if o.again && n.health == control.NodeHealth_NODE_OFF {
 		return control.Failf(control.Code_CODE_REFUSED, "it is %s", n.why()).At(n.number)
+	}
+	if o.whole && n.byHand != "" {
+		return control.Failf(control.Code_CODE_REFUSED, "it can be rebooted by hand alone: %s", n.byHand).At(n.number)
 	}
 	if jobs := s.liveJobs(n); len(jobs) > 0 && o.ends && !o.force {
 		return control.Failf(control.Code_CODE_REFUSED, "it has %s %s: drain it and wait, or end them with --force",

@@ -3,6 +3,7 @@ package serve
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -215,5 +216,32 @@ func TestSwitchOffAndQueue(t *testing.T) {
 		m.played[1].connect()
 		waits(t, four)
 		late.refused(&control.RunRequest{Spec: spec(1)}, control.Code_CODE_NO_ROOM, "1 job came first")
+	})
+}
+
+// The holder cannot reboot a node that is switched by hand: an order to do so touches no node. When
+// such a node is up it is on, otherwise nothing is known of its power.
+func TestSwitchedByHand(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		h := m.playHolder(nil)
+		const why = "it has no entry below power in the machine file"
+		h.tell(&control.NodeBoot{Node: 1, Boots: 1, ByHand: why})
+		c.refused(reboots(true, 0, 1), control.Code_CODE_REFUSED, "node1: it can be rebooted by hand alone: "+why)
+		if n := c.node(0); n.Health != control.NodeHealth_NODE_UP {
+			t.Errorf("node0 is %v, although node1 was refused", n)
+		}
+		if n := c.node(1); n.Health != control.NodeHealth_NODE_UP || n.Power != control.NodePower_POWER_ON {
+			t.Errorf("node1 was refused, and is %v", n)
+		}
+		h.tell(&control.NodeExit{Node: 1, Reason: "it has begun to boot again", ByHand: why})
+		if n := c.node(1); !strings.Contains(n.Remedy, "margay node power on -m m node1, and a reset by hand, reboot it") {
+			t.Errorf("it stays down: %v", n)
+		}
+		h.tell(&control.NodeExit{Node: 1, Reason: "waiting until it is switched on by hand", Off: true, Waits: true, ByHand: why})
+		if n := c.node(1); n.Power != control.NodePower_POWER_UNKNOWN {
+			t.Errorf("down: %v", n)
+		}
 	})
 }
