@@ -7283,8 +7283,8 @@ type NodeState struct {
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"` // why it is not up
 	Info          *NodeInfo              `protobuf:"bytes,4,opt,name=info,proto3" json:"info,omitempty"`
 	Cores         []*CoreUse             `protobuf:"bytes,5,rep,name=cores,proto3" json:"cores,omitempty"`
-	SilentMs      int64                  `protobuf:"varint,6,opt,name=silent_ms,json=silentMs,proto3" json:"silent_ms,omitempty"` // since it was last heard
-	FreeMemory    int64                  `protobuf:"varint,7,opt,name=free_memory,json=freeMemory,proto3" json:"free_memory,omitempty"`
+	SilentMs      int64                  `protobuf:"varint,6,opt,name=silent_ms,json=silentMs,proto3" json:"silent_ms,omitempty"`           // since it was last heard
+	FreeMemory    int64                  `protobuf:"varint,7,opt,name=free_memory,json=freeMemory,proto3" json:"free_memory,omitempty"`     // 0: it is neither up nor late
 	UpMs          int64                  `protobuf:"varint,8,opt,name=up_ms,json=upMs,proto3" json:"up_ms,omitempty"`                       // since it registered
 	Boots         uint32                 `protobuf:"varint,9,opt,name=boots,proto3" json:"boots,omitempty"`                                 // boots it took to come up
 	Remedy        string                 `protobuf:"bytes,10,opt,name=remedy,proto3" json:"remedy,omitempty"`                               // what brings it back, when it is dead and does not come back by itself
@@ -7294,7 +7294,7 @@ type NodeState struct {
 	Percent       uint32                 `protobuf:"varint,14,opt,name=percent,proto3" json:"percent,omitempty"`                            // of the file that it fetches in this stage
 	Term          uint32                 `protobuf:"varint,110,opt,name=term,proto3" json:"term,omitempty"`                                 // how many nodes have had this number, this one included
 	Ill           string                 `protobuf:"bytes,111,opt,name=ill,proto3" json:"ill,omitempty"`                                    // why it gets no jobs until it is well; empty: it is well
-	Vitals        *Vitals                `protobuf:"bytes,112,opt,name=vitals,proto3" json:"vitals,omitempty"`                              // when it was last heard
+	Vitals        *Vitals                `protobuf:"bytes,112,opt,name=vitals,proto3" json:"vitals,omitempty"`                              // when it was last heard; absent: it is neither up nor late
 	Power         NodePower              `protobuf:"varint,170,opt,name=power,proto3,enum=margay.control.NodePower" json:"power,omitempty"` // as its holder has reported
 	Waits         bool                   `protobuf:"varint,200,opt,name=waits,proto3" json:"waits,omitempty"`                               // with NODE_OFF: it comes when it is switched on by hand
 	Panic         string                 `protobuf:"bytes,350,opt,name=panic,proto3" json:"panic,omitempty"`                                // what its firmware has kept of an earlier boot, with the reason of the panic; empty: this boot has brought nothing

@@ -523,9 +523,12 @@ func (s *Server) listNodes() *control.Nodes {
 	list := &control.Nodes{Guests: s.guests}
 	for n := range s.members() {
 		state := &control.NodeState{
-			Node: n.number, Health: n.health, Reason: n.reason, Retry: n.retry, Info: n.info, FreeMemory: n.free, Boots: n.boots,
+			Node: n.number, Health: n.health, Reason: n.reason, Retry: n.retry, Info: n.info, Boots: n.boots,
 			SilentMs: time.Since(n.heard).Milliseconds(), Drain: n.drained(), Term: n.term,
-			Ill: n.fit.Ill(), Vitals: n.vitals, Power: n.seenPower(), Panic: n.firmware.panic,
+			Power: n.seenPower(), Panic: n.firmware.panic,
+		}
+		if n.health == control.NodeHealth_NODE_UP || n.health == control.NodeHealth_NODE_LATE { // otherwise they are its last boot's
+			state.Ill, state.Vitals, state.FreeMemory = n.fit.Ill(), n.vitals, n.free
 		}
 		if n.gone() {
 			state.Remedy, state.Waits = n.remedy, n.waits

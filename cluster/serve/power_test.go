@@ -245,3 +245,22 @@ func TestSwitchedByHand(t *testing.T) {
 		}
 	})
 }
+
+// A node that is off or boots has no memory and no vitals: the last ones were of its last boot.
+func TestNoVitalsWhileOff(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		m.playHolder(nil)
+		m.played[1].tell(&control.Heartbeat{Number: 1, FreeMemory: 5 << 20, Vitals: &control.Vitals{Space: 7 << 20}})
+		if n := c.node(1); n.Vitals.GetSpace() != 7<<20 || n.FreeMemory != 5<<20 {
+			t.Errorf("up: %v", n)
+		}
+		for _, on := range []bool{false, true} {
+			must[*control.Done](c, switched(on, false, 1))
+			if n := c.node(1); n.Vitals != nil || n.FreeMemory != 0 || n.Ill != "" {
+				t.Errorf("switched on %v: %v", on, n)
+			}
+		}
+	})
+}
