@@ -307,6 +307,19 @@ func (h *holder) keepNode(ctx context.Context, n *heldNode) {
 	}
 }
 
+// begun says if a node has begun to boot, so that an order to start it switches nothing.
+func (h *holder) begun(number id.Node) []string {
+	rack, ok := h.substrate.(interface{ begun(id.Node) time.Duration })
+	if !ok {
+		return nil
+	}
+	ago := rack.begun(number)
+	if ago == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("node%d has begun to boot %v ago, so nothing is switched; if it does not come up, margay node power reset -m %s node%[1]d resets it", number, ago, h.spec.Name)}
+}
+
 // obey carries out an order. An order to start is carried out when the node waits for its turn. The
 // channel gets the end of the node, and is nil while it does not run.
 func (h *holder) obey(n *heldNode, ended <-chan exit, o order) (<-chan exit, error) {
@@ -758,7 +771,13 @@ func (h *holder) attend(ctx, served context.Context, conn *control.Conn) error {
 			if m.On {
 				kind = switchOn
 			}
-			h.obeying.Go(func() { conn.Answer(f, &control.Done{}, h.order(ctx, m.Node, order{kind: kind, why: m.Why})) })
+			h.obeying.Go(func() {
+				done := new(control.Done)
+				if kind == switchOn {
+					done.Notices = h.begun(id.Node(m.Node))
+				}
+				conn.Answer(f, done, h.order(ctx, m.Node, order{kind: kind, why: m.Why}))
+			})
 		case *control.StageImage:
 			h.obeying.Go(func() {
 				staged, err := h.stageImage(m)

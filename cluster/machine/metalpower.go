@@ -52,6 +52,17 @@ func (m *metalNodes) byHand(number id.Node) string {
 	return m.unswitched(number)
 }
 
+// begun returns how long ago a node with a driver, which does not run, has begun to boot unasked;
+// 0: it has not, or long ago.
+func (m *metalNodes) begun(number id.Node) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n := m.node(number); n.ended == nil && n.driver != nil && n.boots() {
+		return max(time.Since(n.began).Round(time.Second), time.Second)
+	}
+	return 0
+}
+
 // switchOn switches a node on when it is its turn, or resets it if it is on: something else may run
 // there. A node that was stopped before, or is up, stays as it is.
 func (m *metalNodes) switchOn(number id.Node, n *metalNode, ended chan exit) {

@@ -397,3 +397,23 @@ func TestByHand(t *testing.T) {
 		t.Errorf("one that is switched: %v, %q", err, p.byHand(3))
 	}
 }
+
+// The answer to an order to start a node that has just begun to boot says that nothing is switched.
+func TestBegun(t *testing.T) {
+	d := &playedPower{state: power.On}
+	p, h, n := playPower(t, d)
+	if notices := h.begun(3); notices != nil {
+		t.Errorf("a node that is off: %q", notices)
+	}
+	ended := p.boots(h, n)
+	p.ask(1)
+	within(t, ended)
+	const want = "s ago, so nothing is switched; if it does not come up, margay node power reset -m m node3 resets it"
+	if notices := h.begun(3); len(notices) != 1 || !strings.HasPrefix(notices[0], "node3 has begun to boot ") || !strings.HasSuffix(notices[0], want) {
+		t.Errorf("one that boots again: %q", notices)
+	}
+	p.boots(h, n)
+	if notices := h.begun(3); notices != nil {
+		t.Errorf("one that runs: %q", notices)
+	}
+}

@@ -103,7 +103,10 @@ func (c *client) handle(f *control.Frame) {
 			c.conn.Answer(f, added, err)
 		})
 	case *control.RebootNodes:
-		c.later(func() { c.conn.Answer(f, &control.Done{}, s.reboot(m)) })
+		c.later(func() {
+			done, err := s.reboot(m)
+			c.conn.Answer(f, done, err)
+		})
 	case *control.UpdateNodes:
 		c.later(func() {
 			begun, err := s.updateNodes(m)
@@ -112,7 +115,10 @@ func (c *client) handle(f *control.Frame) {
 	case *control.ReadUpdate:
 		c.conn.Answer(f, s.readUpdate(), nil)
 	case *control.SwitchNodes:
-		c.later(func() { c.conn.Answer(f, &control.Done{}, s.switchNodes(m)) })
+		c.later(func() {
+			done, err := s.switchNodes(m)
+			c.conn.Answer(f, done, err)
+		})
 	case *control.Status:
 		c.conn.Answer(f, s.status(c.caller), nil)
 	case *control.Noise:

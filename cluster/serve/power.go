@@ -33,9 +33,9 @@ type powerOrder struct {
 
 // reboot makes the holder stop nodes and start them again. The holder reports these stops and
 // starts like any others.
-func (s *Server) reboot(m *control.RebootNodes) error {
+func (s *Server) reboot(m *control.RebootNodes) (*control.Done, error) {
 	by := printable.Line(m.User)
-	return s.order(powerOrder{
+	return s.carryOut(powerOrder{
 		nodes: m.Nodes, ends: true, again: true, force: m.Force, whole: true, done: "rebooted",
 		ask: func(node uint32) proto.Message {
 			return &control.RebootNode{Node: node, Why: "ended by order of " + by}
@@ -44,13 +44,13 @@ func (s *Server) reboot(m *control.RebootNodes) error {
 }
 
 // switchNodes makes the holder start nodes, or stop them until such an order.
-func (s *Server) switchNodes(m *control.SwitchNodes) error {
+func (s *Server) switchNodes(m *control.SwitchNodes) (*control.Done, error) {
 	by := printable.Line(m.User)
 	way := "switched off"
 	if m.On {
 		way = "switched on"
 	}
-	return s.order(powerOrder{
+	return s.carryOut(powerOrder{
 		nodes: m.Nodes, ends: !m.On, force: m.Force, done: way,
 		ask: func(node uint32) proto.Message {
 			return &control.SwitchNode{Node: node, On: m.On, Why: way + " by " + by}
@@ -72,18 +72,30 @@ func (s *Server) switchedOff(n *node, reason string, waits bool) {
 	s.roomChanged() // for jobs behind those that wait for the node
 }
 
-// order makes the holder carry out an order. Until the holder has answered, the old boot of a node
-// that ends cannot register: it would get jobs right when it is being stopped.
+// order is carryOut for callers that have no notices to pass on.
 func (s *Server) order(o powerOrder, by string) error {
+	_, err := s.carryOut(o, by)
+	return err
+}
+
+// carryOut makes the holder carry out an order, and returns its notices. Until the holder has
+// answered, the old boot of a node that ends cannot register: it would get jobs right when it is
+// being stopped.
+func (s *Server) carryOut(o powerOrder, by string) (*control.Done, error) {
 	nodes, asked, err := s.give(o, by)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(s.context, holderTimeout)
 	defer cancel()
+	done := new(control.Done)
 	var errs []error
 	for i, number := range nodes {
-		if _, err := asked[i].Answer(ctx); err != nil {
+		m, err := asked[i].Answer(ctx)
+		if answer, ok := m.(*control.Done); ok {
+			done.Notices = append(done.Notices, answer.Notices...)
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("node%d is not %s: %w", number, o.done, err))
 		}
 		if o.ends {
@@ -93,9 +105,9 @@ func (s *Server) order(o powerOrder, by string) error {
 		}
 	}
 	if len(errs) > 0 {
-		return control.Failf(control.Code_CODE_NODE_LOST, "%v", errors.Join(errs...))
+		return nil, control.Failf(control.Code_CODE_NODE_LOST, "%v", errors.Join(errs...))
 	}
-	return nil
+	return done, nil
 }
 
 // give passes an order to the holder, unless one of the nodes is refused.

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -41,12 +42,14 @@ func (m *machine) playHolder(obey func(h *playedClient, o *control.RebootNode) e
 		case *control.ApproveGuests:
 			h.conn.Answer(f, &control.NodesAdded{Nodes: []uint32{7}}, nil)
 		case *control.SwitchNode:
+			done := new(control.Done)
 			if o.On {
+				done.Notices = []string{fmt.Sprintf("node%d has begun to boot", o.Node)}
 				_ = h.conn.Send(&control.NodeBoot{Node: o.Node, Boots: 2})
 			} else {
 				_ = h.conn.Send(&control.NodeExit{Node: o.Node, Reason: o.Why, Off: true})
 			}
-			h.conn.Answer(f, &control.Done{}, nil)
+			h.conn.Answer(f, done, nil)
 		}
 	})
 	synctest.Wait()
@@ -182,7 +185,9 @@ func TestSwitchOff(t *testing.T) {
 		h := m.playHolder(nil)
 		h.tell(&control.NodeExit{Node: 1, Reason: "switched off by op", Off: true})
 		isOff()
-		must[*control.Done](other, switched(true, false, 0, 1))
+		if done := must[*control.Done](other, switched(true, false, 0, 1)); !slices.Equal(done.Notices, []string{"node0 has begun to boot", "node1 has begun to boot"}) {
+			t.Errorf("the order to switch them on says %q", done.Notices)
+		}
 		if n := other.node(1); n.Health != control.NodeHealth_NODE_BOOTING || n.Power != control.NodePower_POWER_ON || n.Reason != "" || n.Boots != 2 {
 			t.Errorf("then node1 is %v", n)
 		}

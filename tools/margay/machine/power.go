@@ -16,6 +16,7 @@ import (
 	"margay/cluster/power"
 	"margay/cluster/power/file"
 	"margay/internal/nodeset"
+	"margay/internal/printable"
 	"margay/tools/margay/command"
 	"margay/tools/margay/show"
 )
@@ -144,21 +145,25 @@ func (a commands) printPower(action power.Action, results []nodePower) error {
 // machinePower has the machine carry out an action.
 func (a commands) machinePower(ctx context.Context, action power.Action, nodes []uint32, force bool) ([]nodePower, error) {
 	var err error
+	var done *control.Done
 	state := power.On
 	switch action {
 	case power.Look:
 		return a.machineStates(ctx, nodes)
 	case power.Reset:
-		_, err = command.AskWithin[*control.Done](ctx, a.App, &control.RebootNodes{Nodes: nodes, Force: force, User: client.UserName()}, rebootWait)
+		done, err = command.AskWithin[*control.Done](ctx, a.App, &control.RebootNodes{Nodes: nodes, Force: force, User: client.UserName()}, rebootWait)
 	default:
 		if action == power.SwitchOff {
 			state = power.Off
 		}
 		request := &control.SwitchNodes{Nodes: nodes, On: state == power.On, Force: force, User: client.UserName()}
-		_, err = command.AskWithin[*control.Done](ctx, a.App, request, rebootWait)
+		done, err = command.AskWithin[*control.Done](ctx, a.App, request, rebootWait)
 	}
 	if err != nil {
 		return nil, err
+	}
+	for _, notice := range done.Notices {
+		a.Report("margay: %s", printable.Line(notice))
 	}
 	var results []nodePower
 	for _, node := range nodes {

@@ -47,7 +47,11 @@ func TestPower(t *testing.T) {
 			t.Errorf("%s: status %d, %q, %q", args, status, stdout, stderr)
 		}
 	}
-	status, _, stderr := margaytest.Played(t, func(proto.Message) (proto.Message, error) { return list, nil }, "node", "power", "status", "2..3")
+	status, _, stderr := margaytest.Played(t, func(proto.Message) (proto.Message, error) {
+		return &control.Done{Notices: []string{"node1 has begun to boot"}}, nil
+	}, "node", "power", "on", "1")
+	margaytest.Wants(t, status, 0, stderr, "margay: node1 has begun to boot\n")
+	status, _, stderr = margaytest.Played(t, func(proto.Message) (proto.Message, error) { return list, nil }, "node", "power", "status", "2..3")
 	margaytest.Wants(t, status, 125, stderr, "margay: the machine has no node3: its nodes are node0-2 (margay nodes)\n")
 	for args, want := range map[string]string{
 		"node power":                         "node power needs a command: off, on, reset, status (margay node power --help)",
