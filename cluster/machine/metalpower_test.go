@@ -417,3 +417,25 @@ func TestBegun(t *testing.T) {
 		t.Errorf("one that runs: %q", notices)
 	}
 }
+
+// machine up finds what the drivers of its file lack before a node needs one.
+func TestCheckFile(t *testing.T) {
+	m := MetalSpec{File: filepath.Join(t.TempDir(), "machine.yaml")}
+	var told []string
+	check := func(text string) error {
+		t.Helper()
+		if err := os.WriteFile(m.File, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return m.checkFile(func(format string, args ...any) { told = append(told, fmt.Sprintf(format, args...)) })
+	}
+	if err := check("power: [{nodes: 3, driver: command, command: [./absent]}]\n"); err == nil || !strings.HasPrefix(err.Error(), m.File+": node3: ") {
+		t.Errorf("a program that is missing: %v", err)
+	}
+	if err := check("nodes: [{number: 1, mac: '52:54:00:00:00:01'}]\npower: [{nodes: 1..3, driver: command, command: [sh]}]\n"); err != nil || len(told) != 1 || !strings.Contains(told[0], " has node2-3 below power and not below nodes") {
+		t.Errorf("%v, %q", err, told)
+	}
+	if err := (&MetalSpec{}).checkFile(nil); err != nil {
+		t.Errorf("without a file: %v", err)
+	}
+}

@@ -21,6 +21,7 @@ import (
 	"margay/cluster/roster"
 	"margay/cluster/site"
 	"margay/cluster/way"
+	"margay/internal/nodeset"
 	"margay/internal/uuid"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/node"
@@ -46,6 +47,9 @@ func prepareMetal(ctx context.Context, d Dir, o *UpOptions) error {
 	m := &o.Spec.Metal
 	var err error
 	if m.Plan, err = metal.Find(m.Interface, m.Range, m.Proxy); err != nil {
+		return err
+	}
+	if err := m.checkFile(o.Told); err != nil {
 		return err
 	}
 	cards, err := m.firstCards(o)
@@ -90,6 +94,24 @@ func prepareMetalBoot(ctx context.Context, d Dir, o *UpOptions) error {
 		o.Told("%s", image.Manifest.FirmwareText())
 	}
 	return useImage(d, o, image, "")
+}
+
+// checkFile reports what the drivers of the machine file lack, before a node needs one.
+func (m *MetalSpec) checkFile(told func(format string, args ...any)) error {
+	if m.File == "" {
+		return nil
+	}
+	f, err := file.Read(m.File)
+	if err != nil {
+		return err
+	}
+	if err := f.Check(); err != nil {
+		return fmt.Errorf("%s: %w", m.File, err)
+	}
+	if unnamed := f.Unnamed(); len(unnamed) > 0 {
+		told("%s has %s below power and not below nodes: the entries are for the machines that get these numbers by margay node approve", m.File, nodeset.Condense(unnamed))
+	}
+	return nil
 }
 
 // firstCards returns the cards of the machine file, and those that were approved for an earlier

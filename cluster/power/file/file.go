@@ -29,6 +29,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -340,6 +341,43 @@ func (m *Machine) Driver(node uint32) (power.Driver, time.Duration, error) {
 		d = p
 	}
 	return d, e.timeout, err
+}
+
+// Check makes all drivers, and reports what they lack on this host: files with passwords, variables
+// of the environment, programs. It sends nothing to a controller. The error has a line for each
+// defect, with the nodes that have it.
+func (m *Machine) Check() error {
+	lacking := make(map[string][]uint32)
+	var defects []string
+	for _, node := range m.Nodes() {
+		d, _, err := m.Driver(node)
+		if p, ok := d.(command.Program); ok && err == nil {
+			_, err = exec.LookPath(p.Args[0])
+		}
+		if err == nil {
+			continue
+		}
+		if lacking[err.Error()] == nil {
+			defects = append(defects, err.Error())
+		}
+		lacking[err.Error()] = append(lacking[err.Error()], node)
+	}
+	var errs []error
+	for _, defect := range defects {
+		errs = append(errs, fmt.Errorf("%s: %s", nodeset.Condense(lacking[defect]), defect))
+	}
+	return errors.Join(errs...)
+}
+
+// Unnamed returns the nodes with an entry below power and none below nodes. There are none if the
+// file has nothing below nodes.
+func (m *Machine) Unnamed() []uint32 {
+	if len(m.cards) == 0 {
+		return nil
+	}
+	return slices.DeleteFunc(m.Nodes(), func(node uint32) bool {
+		return slices.ContainsFunc(m.cards, func(c Card) bool { return c.Node == node })
+	})
 }
 
 // program returns a program of the file. A path may be relative to the file's folder.

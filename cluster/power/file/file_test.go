@@ -113,6 +113,46 @@ func TestFile(t *testing.T) {
 	}
 }
 
+// Check names all that drivers lack, once for all nodes that lack it.
+func TestCheck(t *testing.T) {
+	path := write(t, `
+nodes: [{number: 1, mac: "52:54:00:00:00:01"}]
+power:
+  - {nodes: 0..2, driver: ipmi, address: "10.0.0.{number}", user: u, password-file: secret}
+  - {nodes: 3, driver: ipmi, address: 10.0.0.3, user: u, password-env: MARGAY_TEST_ABSENT}
+  - {nodes: 4..5, driver: command, command: [./absent]}
+  - {nodes: 6, driver: command, command: [./text]}
+  - {nodes: 7, driver: command, command: [margay-no-such-program]}
+  - {nodes: 8, driver: wake-on-lan, mac: "52:54:00:12:34:56"}
+  - {nodes: 9, driver: command, command: [sh]}
+`)
+	folder := filepath.Dir(path)
+	if err := os.WriteFile(filepath.Join(folder, "text"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	m, err := Read(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"node0-2: open " + folder + "/secret: no such file or directory",
+		"node3: the environment has no variable MARGAY_TEST_ABSENT, which has the password",
+		"node4-5: exec: \"" + folder + "/absent\": stat " + folder + "/absent: no such file or directory",
+		"node6: exec: \"" + folder + "/text\": permission denied",
+		"node7: exec: \"margay-no-such-program\": executable file not found in $PATH",
+	}
+	if err := m.Check(); err == nil || err.Error() != strings.Join(want, "\n") {
+		t.Errorf("%v", err)
+	}
+	if got := m.Unnamed(); !slices.Equal(got, []uint32{0, 2, 3, 4, 5, 6, 7, 8, 9}) {
+		t.Errorf("unnamed are %v", got)
+	}
+	whole, err := Parse([]byte("power: [{nodes: 9, driver: command, command: [sh]}]"))
+	if err != nil || whole.Check() != nil || whole.Unnamed() != nil {
+		t.Errorf("one that lacks nothing: %v, %v, %v", err, whole.Check(), whole.Unnamed())
+	}
+}
+
 const machine = "4c4c4544-0042-3510-8051-b4c04f4a4e32"
 
 // A node is known by its card, by its machine, or by both.
