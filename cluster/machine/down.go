@@ -179,7 +179,7 @@ func (e *ending) remove() (gone bool, err error) {
 }
 
 // leftOnName is the file with a line for each node that the holder could not switch off at the end
-// of the machine.
+// of the machine, and one for all nodes that are switched by hand.
 const leftOnName = "left-on"
 
 // noteLeftOn adds a line to that file.

@@ -23,6 +23,7 @@ import (
 	"margay/cluster/roster"
 	"margay/cluster/site"
 	"margay/cluster/trust"
+	"margay/internal/nodeset"
 	"margay/internal/revival"
 	"margay/internal/slack"
 	"margay/kernel/abi/id"
@@ -226,6 +227,20 @@ func (h *holder) run(ctx context.Context) {
 	all.Wait()
 	h.keeping.Wait()
 	h.obeying.Wait()
+	h.noteRunOn()
+}
+
+// noteRunOn notes which nodes run on after the machine, because they are switched by hand.
+func (h *holder) noteRunOn() {
+	rack, ok := h.substrate.(interface{ runOn() []uint32 })
+	if !ok {
+		return
+	}
+	if left := rack.runOn(); len(left) > 0 {
+		if err := h.dir.noteLeftOn(fmt.Sprintf("not switched off, because nothing here can do that: %s. Each runs on and reboots within ten minutes, unless it is switched off by hand", nodeset.Condense(left))); err != nil {
+			h.log("%v", err)
+		}
+	}
 }
 
 // begin keeps the nodes of the roster until served ends.

@@ -65,6 +65,7 @@ func playMetalWith(t *testing.T, proxy bool, rack *file.Machine, known ...metal.
 			changed: func() {}, log: t.Logf, panicked: func(n id.Node, why string) { p.panics = append(p.panics, fmt.Sprint(n, " ", why)) },
 		},
 	}
+	p.turns = power.NewTurns(power.Pace{})
 	if rack != nil {
 		p.turns = power.NewTurns(rack.Pace())
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"margay/cluster/boot"
@@ -120,6 +121,19 @@ func offTime(rack *file.Machine) time.Duration { return 2*rack.Timeout() + stopW
 
 // runsOn is the reason of the end of a node that cannot be switched off from here.
 const runsOn = "it is ended, and runs on until it is switched off by hand"
+
+// runOn returns the nodes that may run after their end, because nothing here switches them off.
+func (m *metalNodes) runOn() (numbers []uint32) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for number, n := range m.nodes {
+		if n.runs && (n.driver == nil || n.blind) {
+			numbers = append(numbers, uint32(number))
+		}
+	}
+	slices.Sort(numbers)
+	return numbers
+}
 
 // stop implements substrate. A node that cannot be switched off from here gets no answer any more.
 func (m *metalNodes) stop(number id.Node) <-chan error {

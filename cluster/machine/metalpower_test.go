@@ -80,7 +80,6 @@ func (p *playedPower) actions() []power.Action {
 func playPower(t *testing.T, d *playedPower) (p *playedMetal, h *holder, n *heldNode) {
 	t.Helper()
 	p = playMetal(t, nil, metal.Card{Node: 3, MAC: cardOf(1).String()})
-	p.turns = power.NewTurns(power.Pace{})
 	if d != nil {
 		p.node(3).driver, p.node(3).patience = d, time.Minute
 	}
@@ -437,5 +436,42 @@ func TestCheckFile(t *testing.T) {
 	}
 	if err := (&MetalSpec{}).checkFile(nil); err != nil {
 		t.Errorf("without a file: %v", err)
+	}
+}
+
+// The end of a machine names the nodes that nothing switches off, in one line.
+func TestDownNamesByHand(t *testing.T) {
+	base(t)
+	p := playMetal(t, nil, metal.Card{Node: 3, MAC: cardOf(1).String()}, metal.Card{Node: 4, MAC: cardOf(2).String()}, metal.Card{Node: 5, MAC: cardOf(3).String()})
+	h := &holder{dir: created(t, "m"), substrate: p.metalNodes, log: t.Logf}
+	for number, d := range map[id.Node]power.Driver{3: nil, 4: &playedPower{blind: true}, 5: &playedPower{state: power.On}} {
+		p.node(number).driver, p.node(number).patience = d, time.Minute
+		if d == nil {
+			_, _, _ = p.start(number, 1)
+			p.ask(1)
+		}
+		_, ended, err := p.start(number, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if why := p.ask(int(number) - 2); why != "" {
+			t.Fatal(why)
+		}
+		if _, err := p.hand(number); err != nil {
+			t.Fatal(err)
+		}
+		p.stop(number)
+		within(t, ended)
+	}
+	h.serve = []string{"/bin/false"}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	h.run(ctx)
+	var told []string
+	if err := Down(t.Context(), h.dir, func(format string, args ...any) { told = append(told, fmt.Sprintf(format, args...)) }); err != nil {
+		t.Fatal(err)
+	}
+	if want := "not switched off, because nothing here can do that: node3-4. Each runs on and reboots within ten minutes, unless it is switched off by hand"; !slices.Equal(told, []string{want}) {
+		t.Errorf("told %q", told)
 	}
 }
