@@ -182,6 +182,8 @@ func frameOf(body proto.Message) *Frame {
 		return &Frame{Body: &Frame_Guests{m}}
 	case *ApproveGuests:
 		return &Frame{Body: &Frame_ApproveGuests{m}}
+	case *TokenShown:
+		return &Frame{Body: &Frame_TokenShown{m}}
 	case *Leave:
 		return &Frame{Body: &Frame_Leave{m}}
 	case *ReadFiles:
@@ -399,6 +401,8 @@ func (f *Frame) body() (protowire.Number, coded) {
 		return 200, b.Guests
 	case *Frame_ApproveGuests:
 		return 201, b.ApproveGuests
+	case *Frame_TokenShown:
+		return 361, b.TokenShown
 	case *Frame_Leave:
 		return 210, b.Leave
 	case *Frame_ReadFiles:
@@ -616,6 +620,8 @@ func emptyBody(field protowire.Number) coded {
 		return new(Guests)
 	case 201:
 		return new(ApproveGuests)
+	case 361:
+		return new(TokenShown)
 	case 210:
 		return new(Leave)
 	case 146:
@@ -3699,6 +3705,44 @@ func (m *Guest) parse(p *parser) {
 }
 
 func (m *Guest) String() string { return text(m) }
+
+func (m *TokenShown) size() (n int) {
+	if m == nil {
+		return 0
+	}
+	n += sizeInt(1, m.Node)
+	n += sizeText(2, m.Mac)
+	n += sizeText(3, m.Refused)
+	return n + len(m.unknownFields)
+}
+
+func (m *TokenShown) encode(e *encoder) {
+	if m == nil {
+		return
+	}
+	encodeInt(e, 1, m.Node)
+	encodeText(e, 2, m.Mac)
+	encodeText(e, 3, m.Refused)
+	e.b = append(e.b, m.unknownFields...)
+}
+
+func (m *TokenShown) parse(p *parser) {
+	for p.next() {
+		switch p.field {
+		case 1:
+			parseInt(p, &m.Node)
+		case 2:
+			parseText(p, &m.Mac)
+		case 3:
+			parseText(p, &m.Refused)
+		default:
+			p.unknown = true
+		}
+		p.keep(&m.unknownFields)
+	}
+}
+
+func (m *TokenShown) String() string { return text(m) }
 
 func (m *ApproveGuests) size() (n int) {
 	if m == nil {

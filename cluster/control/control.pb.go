@@ -789,6 +789,7 @@ type Frame struct {
 	//	*Frame_SwitchNode
 	//	*Frame_Guests
 	//	*Frame_ApproveGuests
+	//	*Frame_TokenShown
 	//	*Frame_Leave
 	//	*Frame_ReadFiles
 	//	*Frame_FilesPiece
@@ -1627,6 +1628,15 @@ func (x *Frame) GetApproveGuests() *ApproveGuests {
 	return nil
 }
 
+func (x *Frame) GetTokenShown() *TokenShown {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_TokenShown); ok {
+			return x.TokenShown
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetLeave() *Leave {
 	if x != nil {
 		if x, ok := x.Body.(*Frame_Leave); ok {
@@ -2160,6 +2170,10 @@ type Frame_ApproveGuests struct {
 	ApproveGuests *ApproveGuests `protobuf:"bytes,201,opt,name=approve_guests,json=approveGuests,proto3,oneof"`
 }
 
+type Frame_TokenShown struct {
+	TokenShown *TokenShown `protobuf:"bytes,361,opt,name=token_shown,json=tokenShown,proto3,oneof"`
+}
+
 type Frame_Leave struct {
 	Leave *Leave `protobuf:"bytes,210,opt,name=leave,proto3,oneof"`
 }
@@ -2413,6 +2427,8 @@ func (*Frame_SwitchNode) isFrame_Body() {}
 func (*Frame_Guests) isFrame_Body() {}
 
 func (*Frame_ApproveGuests) isFrame_Body() {}
+
+func (*Frame_TokenShown) isFrame_Body() {}
 
 func (*Frame_Leave) isFrame_Body() {}
 
@@ -7217,6 +7233,64 @@ func (x *Guest) GetSinceNs() int64 {
 	return 0
 }
 
+// TokenShown reports that a machine on the boot network has shown the token of a node, for the audit log.
+type TokenShown struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          uint32                 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	Mac           string                 `protobuf:"bytes,2,opt,name=mac,proto3" json:"mac,omitempty"`         // of the machine's network card
+	Refused       string                 `protobuf:"bytes,3,opt,name=refused,proto3" json:"refused,omitempty"` // why it does not become the node; empty: it does
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TokenShown) Reset() {
+	*x = TokenShown{}
+	mi := &file_control_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (*TokenShown) ProtoMessage() {}
+
+func (x *TokenShown) ProtoReflect() protoreflect.Message {
+	file_control_proto_init()
+	mi := &file_control_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TokenShown.ProtoReflect.Descriptor instead.
+func (*TokenShown) Descriptor() ([]byte, []int) {
+	return file_control_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *TokenShown) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *TokenShown) GetMac() string {
+	if x != nil {
+		return x.Mac
+	}
+	return ""
+}
+
+func (x *TokenShown) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
 // ApproveGuests makes machines nodes, which need not have been seen. Clients ask serve, serve asks the holder. An order that is
 // repeated adds nothing more. Answer: NodesAdded, or Error and none is added.
 type ApproveGuests struct {
@@ -7230,7 +7304,7 @@ type ApproveGuests struct {
 
 func (x *ApproveGuests) Reset() {
 	*x = ApproveGuests{}
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7239,7 +7313,7 @@ func (*ApproveGuests) ProtoMessage() {}
 
 func (x *ApproveGuests) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[74]
+	mi := &file_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7252,7 +7326,7 @@ func (x *ApproveGuests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApproveGuests.ProtoReflect.Descriptor instead.
 func (*ApproveGuests) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{74}
+	return file_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ApproveGuests) GetMacs() []string {
@@ -7304,7 +7378,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7313,7 +7387,7 @@ func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[75]
+	mi := &file_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7326,7 +7400,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{75}
+	return file_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *NodeState) GetNode() uint32 {
@@ -7483,7 +7557,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7492,7 +7566,7 @@ func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[76]
+	mi := &file_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7505,7 +7579,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{76}
+	return file_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Drain) GetState() DrainState {
@@ -7554,7 +7628,7 @@ type CoreUse struct {
 
 func (x *CoreUse) Reset() {
 	*x = CoreUse{}
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7563,7 +7637,7 @@ func (*CoreUse) ProtoMessage() {}
 
 func (x *CoreUse) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[77]
+	mi := &file_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7576,7 +7650,7 @@ func (x *CoreUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreUse.ProtoReflect.Descriptor instead.
 func (*CoreUse) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{77}
+	return file_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *CoreUse) GetCore() uint32 {
@@ -7613,7 +7687,7 @@ type DrainNodes struct {
 
 func (x *DrainNodes) Reset() {
 	*x = DrainNodes{}
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7622,7 +7696,7 @@ func (*DrainNodes) ProtoMessage() {}
 
 func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[78]
+	mi := &file_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7635,7 +7709,7 @@ func (x *DrainNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodes.ProtoReflect.Descriptor instead.
 func (*DrainNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{78}
+	return file_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DrainNodes) GetNodes() []uint32 {
@@ -7668,7 +7742,7 @@ type NodesDrained struct {
 
 func (x *NodesDrained) Reset() {
 	*x = NodesDrained{}
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7677,7 +7751,7 @@ func (*NodesDrained) ProtoMessage() {}
 
 func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[79]
+	mi := &file_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7690,7 +7764,7 @@ func (x *NodesDrained) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesDrained.ProtoReflect.Descriptor instead.
 func (*NodesDrained) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{79}
+	return file_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *NodesDrained) GetBusy() []uint32 {
@@ -7711,7 +7785,7 @@ type ResumeNodes struct {
 
 func (x *ResumeNodes) Reset() {
 	*x = ResumeNodes{}
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7720,7 +7794,7 @@ func (*ResumeNodes) ProtoMessage() {}
 
 func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[80]
+	mi := &file_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7733,7 +7807,7 @@ func (x *ResumeNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeNodes.ProtoReflect.Descriptor instead.
 func (*ResumeNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{80}
+	return file_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ResumeNodes) GetNodes() []uint32 {
@@ -7762,7 +7836,7 @@ type RebootNodes struct {
 
 func (x *RebootNodes) Reset() {
 	*x = RebootNodes{}
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7771,7 +7845,7 @@ func (*RebootNodes) ProtoMessage() {}
 
 func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[81]
+	mi := &file_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7784,7 +7858,7 @@ func (x *RebootNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNodes.ProtoReflect.Descriptor instead.
 func (*RebootNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{81}
+	return file_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *RebootNodes) GetNodes() []uint32 {
@@ -7822,7 +7896,7 @@ type SwitchNodes struct {
 
 func (x *SwitchNodes) Reset() {
 	*x = SwitchNodes{}
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7831,7 +7905,7 @@ func (*SwitchNodes) ProtoMessage() {}
 
 func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[82]
+	mi := &file_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7844,7 +7918,7 @@ func (x *SwitchNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNodes.ProtoReflect.Descriptor instead.
 func (*SwitchNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{82}
+	return file_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *SwitchNodes) GetNodes() []uint32 {
@@ -7888,7 +7962,7 @@ type EvictNodes struct {
 
 func (x *EvictNodes) Reset() {
 	*x = EvictNodes{}
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7897,7 +7971,7 @@ func (*EvictNodes) ProtoMessage() {}
 
 func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[83]
+	mi := &file_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7910,7 +7984,7 @@ func (x *EvictNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictNodes.ProtoReflect.Descriptor instead.
 func (*EvictNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{83}
+	return file_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *EvictNodes) GetNodes() []uint32 {
@@ -7943,7 +8017,7 @@ type NodesEvicted struct {
 
 func (x *NodesEvicted) Reset() {
 	*x = NodesEvicted{}
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7952,7 +8026,7 @@ func (*NodesEvicted) ProtoMessage() {}
 
 func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[84]
+	mi := &file_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7965,7 +8039,7 @@ func (x *NodesEvicted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesEvicted.ProtoReflect.Descriptor instead.
 func (*NodesEvicted) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{84}
+	return file_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *NodesEvicted) GetJobs() []uint32 {
@@ -7988,7 +8062,7 @@ type GrowMachine struct {
 
 func (x *GrowMachine) Reset() {
 	*x = GrowMachine{}
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7997,7 +8071,7 @@ func (*GrowMachine) ProtoMessage() {}
 
 func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[85]
+	mi := &file_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8010,7 +8084,7 @@ func (x *GrowMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowMachine.ProtoReflect.Descriptor instead.
 func (*GrowMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{85}
+	return file_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *GrowMachine) GetCount() uint32 {
@@ -8043,7 +8117,7 @@ type NodesAdded struct {
 
 func (x *NodesAdded) Reset() {
 	*x = NodesAdded{}
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8052,7 +8126,7 @@ func (*NodesAdded) ProtoMessage() {}
 
 func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[86]
+	mi := &file_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8065,7 +8139,7 @@ func (x *NodesAdded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesAdded.ProtoReflect.Descriptor instead.
 func (*NodesAdded) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{86}
+	return file_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *NodesAdded) GetNodes() []uint32 {
@@ -8088,7 +8162,7 @@ type ShrinkMachine struct {
 
 func (x *ShrinkMachine) Reset() {
 	*x = ShrinkMachine{}
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8097,7 +8171,7 @@ func (*ShrinkMachine) ProtoMessage() {}
 
 func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[87]
+	mi := &file_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8110,7 +8184,7 @@ func (x *ShrinkMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShrinkMachine.ProtoReflect.Descriptor instead.
 func (*ShrinkMachine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{87}
+	return file_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ShrinkMachine) GetNodes() []uint32 {
@@ -8145,7 +8219,7 @@ type NodesLeaving struct {
 
 func (x *NodesLeaving) Reset() {
 	*x = NodesLeaving{}
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8154,7 +8228,7 @@ func (*NodesLeaving) ProtoMessage() {}
 
 func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[88]
+	mi := &file_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8167,7 +8241,7 @@ func (x *NodesLeaving) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesLeaving.ProtoReflect.Descriptor instead.
 func (*NodesLeaving) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{88}
+	return file_control_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *NodesLeaving) GetNodes() []uint32 {
@@ -8202,7 +8276,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8211,7 +8285,7 @@ func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[89]
+	mi := &file_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8224,7 +8298,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{89}
+	return file_control_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *RemoveNode) GetNode() uint32 {
@@ -8252,7 +8326,7 @@ type Roster struct {
 
 func (x *Roster) Reset() {
 	*x = Roster{}
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8261,7 +8335,7 @@ func (*Roster) ProtoMessage() {}
 
 func (x *Roster) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[90]
+	mi := &file_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8274,7 +8348,7 @@ func (x *Roster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Roster.ProtoReflect.Descriptor instead.
 func (*Roster) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{90}
+	return file_control_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Roster) GetNodes() []uint32 {
@@ -8301,7 +8375,7 @@ type ListJobs struct {
 
 func (x *ListJobs) Reset() {
 	*x = ListJobs{}
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8310,7 +8384,7 @@ func (*ListJobs) ProtoMessage() {}
 
 func (x *ListJobs) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[91]
+	mi := &file_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8323,7 +8397,7 @@ func (x *ListJobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobs.ProtoReflect.Descriptor instead.
 func (*ListJobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{91}
+	return file_control_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListJobs) GetAll() bool {
@@ -8350,7 +8424,7 @@ type Jobs struct {
 
 func (x *Jobs) Reset() {
 	*x = Jobs{}
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8359,7 +8433,7 @@ func (*Jobs) ProtoMessage() {}
 
 func (x *Jobs) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[92]
+	mi := &file_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8372,7 +8446,7 @@ func (x *Jobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Jobs.ProtoReflect.Descriptor instead.
 func (*Jobs) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{92}
+	return file_control_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Jobs) GetJobs() []*JobSummary {
@@ -8406,7 +8480,7 @@ type WaitingJob struct {
 
 func (x *WaitingJob) Reset() {
 	*x = WaitingJob{}
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8415,7 +8489,7 @@ func (*WaitingJob) ProtoMessage() {}
 
 func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[93]
+	mi := &file_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8428,7 +8502,7 @@ func (x *WaitingJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitingJob.ProtoReflect.Descriptor instead.
 func (*WaitingJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{93}
+	return file_control_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *WaitingJob) GetUser() string {
@@ -8516,7 +8590,7 @@ type JobSummary struct {
 
 func (x *JobSummary) Reset() {
 	*x = JobSummary{}
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8525,7 +8599,7 @@ func (*JobSummary) ProtoMessage() {}
 
 func (x *JobSummary) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[94]
+	mi := &file_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8538,7 +8612,7 @@ func (x *JobSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSummary.ProtoReflect.Descriptor instead.
 func (*JobSummary) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{94}
+	return file_control_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *JobSummary) GetJob() uint32 {
@@ -8709,7 +8783,7 @@ type StoredJob struct {
 
 func (x *StoredJob) Reset() {
 	*x = StoredJob{}
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8718,7 +8792,7 @@ func (*StoredJob) ProtoMessage() {}
 
 func (x *StoredJob) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[95]
+	mi := &file_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8731,7 +8805,7 @@ func (x *StoredJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredJob.ProtoReflect.Descriptor instead.
 func (*StoredJob) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{95}
+	return file_control_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *StoredJob) GetSpec() *JobSpec {
@@ -8831,7 +8905,7 @@ type Kill struct {
 
 func (x *Kill) Reset() {
 	*x = Kill{}
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8840,7 +8914,7 @@ func (*Kill) ProtoMessage() {}
 
 func (x *Kill) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[96]
+	mi := &file_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8853,7 +8927,7 @@ func (x *Kill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Kill.ProtoReflect.Descriptor instead.
 func (*Kill) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{96}
+	return file_control_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Kill) GetJob() uint32 {
@@ -8895,7 +8969,7 @@ type Noise struct {
 
 func (x *Noise) Reset() {
 	*x = Noise{}
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8904,7 +8978,7 @@ func (*Noise) ProtoMessage() {}
 
 func (x *Noise) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[97]
+	mi := &file_control_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8917,7 +8991,7 @@ func (x *Noise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Noise.ProtoReflect.Descriptor instead.
 func (*Noise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{97}
+	return file_control_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *Noise) GetDurationMs() uint32 {
@@ -8943,7 +9017,7 @@ type NoiseReport struct {
 
 func (x *NoiseReport) Reset() {
 	*x = NoiseReport{}
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8952,7 +9026,7 @@ func (*NoiseReport) ProtoMessage() {}
 
 func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[98]
+	mi := &file_control_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8965,7 +9039,7 @@ func (x *NoiseReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NoiseReport.ProtoReflect.Descriptor instead.
 func (*NoiseReport) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{98}
+	return file_control_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *NoiseReport) GetCores() []*CoreNoise {
@@ -8988,7 +9062,7 @@ type CoreNoise struct {
 
 func (x *CoreNoise) Reset() {
 	*x = CoreNoise{}
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8997,7 +9071,7 @@ func (*CoreNoise) ProtoMessage() {}
 
 func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[99]
+	mi := &file_control_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9010,7 +9084,7 @@ func (x *CoreNoise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreNoise.ProtoReflect.Descriptor instead.
 func (*CoreNoise) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{99}
+	return file_control_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *CoreNoise) GetNode() uint32 {
@@ -9058,7 +9132,7 @@ type InterruptRow struct {
 
 func (x *InterruptRow) Reset() {
 	*x = InterruptRow{}
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9067,7 +9141,7 @@ func (*InterruptRow) ProtoMessage() {}
 
 func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[100]
+	mi := &file_control_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9080,7 +9154,7 @@ func (x *InterruptRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRow.ProtoReflect.Descriptor instead.
 func (*InterruptRow) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{100}
+	return file_control_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *InterruptRow) GetName() string {
@@ -9105,7 +9179,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9114,7 +9188,7 @@ func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[101]
+	mi := &file_control_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9127,7 +9201,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{101}
+	return file_control_proto_rawDescGZIP(), []int{102}
 }
 
 type MachineStatus struct {
@@ -9159,7 +9233,7 @@ type MachineStatus struct {
 
 func (x *MachineStatus) Reset() {
 	*x = MachineStatus{}
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9168,7 +9242,7 @@ func (*MachineStatus) ProtoMessage() {}
 
 func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[102]
+	mi := &file_control_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9181,7 +9255,7 @@ func (x *MachineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineStatus.ProtoReflect.Descriptor instead.
 func (*MachineStatus) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{102}
+	return file_control_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *MachineStatus) GetMachine() string {
@@ -9340,7 +9414,7 @@ type ReadAudit struct {
 
 func (x *ReadAudit) Reset() {
 	*x = ReadAudit{}
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9349,7 +9423,7 @@ func (*ReadAudit) ProtoMessage() {}
 
 func (x *ReadAudit) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[103]
+	mi := &file_control_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9362,7 +9436,7 @@ func (x *ReadAudit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadAudit.ProtoReflect.Descriptor instead.
 func (*ReadAudit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{103}
+	return file_control_proto_rawDescGZIP(), []int{104}
 }
 
 type Audit struct {
@@ -9374,7 +9448,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9383,7 +9457,7 @@ func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[104]
+	mi := &file_control_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9396,7 +9470,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{104}
+	return file_control_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *Audit) GetLines() []*AuditLine {
@@ -9406,7 +9480,7 @@ func (x *Audit) GetLines() []*AuditLine {
 	return nil
 }
 
-// AuditLine is a request that serve has refused.
+// AuditLine is a request that serve has refused, or a machine that has shown the token of a node.
 type AuditLine struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TimeNs        int64                  `protobuf:"varint,1,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // since the epoch
@@ -9421,7 +9495,7 @@ type AuditLine struct {
 
 func (x *AuditLine) Reset() {
 	*x = AuditLine{}
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9430,7 +9504,7 @@ func (*AuditLine) ProtoMessage() {}
 
 func (x *AuditLine) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[105]
+	mi := &file_control_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9443,7 +9517,7 @@ func (x *AuditLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditLine.ProtoReflect.Descriptor instead.
 func (*AuditLine) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{105}
+	return file_control_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *AuditLine) GetTimeNs() int64 {
@@ -9502,7 +9576,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9511,7 +9585,7 @@ func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[106]
+	mi := &file_control_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9524,7 +9598,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{106}
+	return file_control_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *CreateToken) GetWhom() string {
@@ -9580,7 +9654,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9589,7 +9663,7 @@ func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[107]
+	mi := &file_control_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9602,7 +9676,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{107}
+	return file_control_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *Token) GetNumber() uint32 {
@@ -9677,7 +9751,7 @@ type ListTokens struct {
 
 func (x *ListTokens) Reset() {
 	*x = ListTokens{}
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9686,7 +9760,7 @@ func (*ListTokens) ProtoMessage() {}
 
 func (x *ListTokens) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[108]
+	mi := &file_control_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9699,7 +9773,7 @@ func (x *ListTokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokens.ProtoReflect.Descriptor instead.
 func (*ListTokens) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{108}
+	return file_control_proto_rawDescGZIP(), []int{109}
 }
 
 type Tokens struct {
@@ -9711,7 +9785,7 @@ type Tokens struct {
 
 func (x *Tokens) Reset() {
 	*x = Tokens{}
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9720,7 +9794,7 @@ func (*Tokens) ProtoMessage() {}
 
 func (x *Tokens) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[109]
+	mi := &file_control_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9733,7 +9807,7 @@ func (x *Tokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tokens.ProtoReflect.Descriptor instead.
 func (*Tokens) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{109}
+	return file_control_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *Tokens) GetTokens() []*Token {
@@ -9754,7 +9828,7 @@ type RevokeTokens struct {
 
 func (x *RevokeTokens) Reset() {
 	*x = RevokeTokens{}
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9763,7 +9837,7 @@ func (*RevokeTokens) ProtoMessage() {}
 
 func (x *RevokeTokens) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[110]
+	mi := &file_control_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9776,7 +9850,7 @@ func (x *RevokeTokens) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokens.ProtoReflect.Descriptor instead.
 func (*RevokeTokens) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{110}
+	return file_control_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *RevokeTokens) GetTokens() []uint32 {
@@ -9797,7 +9871,7 @@ type StoredToken struct {
 
 func (x *StoredToken) Reset() {
 	*x = StoredToken{}
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9806,7 +9880,7 @@ func (*StoredToken) ProtoMessage() {}
 
 func (x *StoredToken) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[111]
+	mi := &file_control_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9819,7 +9893,7 @@ func (x *StoredToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredToken.ProtoReflect.Descriptor instead.
 func (*StoredToken) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{111}
+	return file_control_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *StoredToken) GetToken() *Token {
@@ -9846,7 +9920,7 @@ type ListExtensions struct {
 
 func (x *ListExtensions) Reset() {
 	*x = ListExtensions{}
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9855,7 +9929,7 @@ func (*ListExtensions) ProtoMessage() {}
 
 func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[112]
+	mi := &file_control_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9868,7 +9942,7 @@ func (x *ListExtensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExtensions.ProtoReflect.Descriptor instead.
 func (*ListExtensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{112}
+	return file_control_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ListExtensions) GetNode() int32 {
@@ -9887,7 +9961,7 @@ type Extensions struct {
 
 func (x *Extensions) Reset() {
 	*x = Extensions{}
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9896,7 +9970,7 @@ func (*Extensions) ProtoMessage() {}
 
 func (x *Extensions) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[113]
+	mi := &file_control_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9909,7 +9983,7 @@ func (x *Extensions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extensions.ProtoReflect.Descriptor instead.
 func (*Extensions) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{113}
+	return file_control_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *Extensions) GetExtensions() []*ExtensionState {
@@ -9944,7 +10018,7 @@ type ExtensionState struct {
 
 func (x *ExtensionState) Reset() {
 	*x = ExtensionState{}
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9953,7 +10027,7 @@ func (*ExtensionState) ProtoMessage() {}
 
 func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[114]
+	mi := &file_control_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9966,7 +10040,7 @@ func (x *ExtensionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionState.ProtoReflect.Descriptor instead.
 func (*ExtensionState) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{114}
+	return file_control_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ExtensionState) GetNode() uint32 {
@@ -10105,7 +10179,7 @@ type InsertExtension struct {
 
 func (x *InsertExtension) Reset() {
 	*x = InsertExtension{}
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10114,7 +10188,7 @@ func (*InsertExtension) ProtoMessage() {}
 
 func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[115]
+	mi := &file_control_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10127,7 +10201,7 @@ func (x *InsertExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertExtension.ProtoReflect.Descriptor instead.
 func (*InsertExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{115}
+	return file_control_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *InsertExtension) GetJob() uint32 {
@@ -10190,7 +10264,7 @@ type ExtensionSetting struct {
 
 func (x *ExtensionSetting) Reset() {
 	*x = ExtensionSetting{}
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10199,7 +10273,7 @@ func (*ExtensionSetting) ProtoMessage() {}
 
 func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[116]
+	mi := &file_control_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10212,7 +10286,7 @@ func (x *ExtensionSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionSetting.ProtoReflect.Descriptor instead.
 func (*ExtensionSetting) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{116}
+	return file_control_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ExtensionSetting) GetName() string {
@@ -10240,7 +10314,7 @@ type ExtensionLog struct {
 
 func (x *ExtensionLog) Reset() {
 	*x = ExtensionLog{}
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10249,7 +10323,7 @@ func (*ExtensionLog) ProtoMessage() {}
 
 func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[117]
+	mi := &file_control_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10262,7 +10336,7 @@ func (x *ExtensionLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionLog.ProtoReflect.Descriptor instead.
 func (*ExtensionLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{117}
+	return file_control_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *ExtensionLog) GetNode() int32 {
@@ -10288,7 +10362,7 @@ type ExtensionNotes struct {
 
 func (x *ExtensionNotes) Reset() {
 	*x = ExtensionNotes{}
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10297,7 +10371,7 @@ func (*ExtensionNotes) ProtoMessage() {}
 
 func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[118]
+	mi := &file_control_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10310,7 +10384,7 @@ func (x *ExtensionNotes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNotes.ProtoReflect.Descriptor instead.
 func (*ExtensionNotes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{118}
+	return file_control_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ExtensionNotes) GetNotes() []*ExtensionNote {
@@ -10335,7 +10409,7 @@ type ExtensionNote struct {
 
 func (x *ExtensionNote) Reset() {
 	*x = ExtensionNote{}
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10344,7 +10418,7 @@ func (*ExtensionNote) ProtoMessage() {}
 
 func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[119]
+	mi := &file_control_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10357,7 +10431,7 @@ func (x *ExtensionNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtensionNote.ProtoReflect.Descriptor instead.
 func (*ExtensionNote) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{119}
+	return file_control_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ExtensionNote) GetNode() uint32 {
@@ -10422,7 +10496,7 @@ type MachineExtension struct {
 
 func (x *MachineExtension) Reset() {
 	*x = MachineExtension{}
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10431,7 +10505,7 @@ func (*MachineExtension) ProtoMessage() {}
 
 func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[120]
+	mi := &file_control_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10444,7 +10518,7 @@ func (x *MachineExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MachineExtension.ProtoReflect.Descriptor instead.
 func (*MachineExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{120}
+	return file_control_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *MachineExtension) GetRequest() *InsertExtension {
@@ -10486,7 +10560,7 @@ type RemoveExtension struct {
 
 func (x *RemoveExtension) Reset() {
 	*x = RemoveExtension{}
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10495,7 +10569,7 @@ func (*RemoveExtension) ProtoMessage() {}
 
 func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[121]
+	mi := &file_control_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10508,7 +10582,7 @@ func (x *RemoveExtension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveExtension.ProtoReflect.Descriptor instead.
 func (*RemoveExtension) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{121}
+	return file_control_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *RemoveExtension) GetNode() uint32 {
@@ -10540,7 +10614,7 @@ type ReadEvents struct {
 
 func (x *ReadEvents) Reset() {
 	*x = ReadEvents{}
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10549,7 +10623,7 @@ func (*ReadEvents) ProtoMessage() {}
 
 func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[122]
+	mi := &file_control_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10562,7 +10636,7 @@ func (x *ReadEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEvents.ProtoReflect.Descriptor instead.
 func (*ReadEvents) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{122}
+	return file_control_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *ReadEvents) GetNode() uint32 {
@@ -10623,7 +10697,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10632,7 +10706,7 @@ func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[123]
+	mi := &file_control_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10645,7 +10719,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{123}
+	return file_control_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *Events) GetNowNs() int64 {
@@ -10717,7 +10791,7 @@ type ReadKernelLog struct {
 
 func (x *ReadKernelLog) Reset() {
 	*x = ReadKernelLog{}
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10726,7 +10800,7 @@ func (*ReadKernelLog) ProtoMessage() {}
 
 func (x *ReadKernelLog) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[124]
+	mi := &file_control_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10739,7 +10813,7 @@ func (x *ReadKernelLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadKernelLog.ProtoReflect.Descriptor instead.
 func (*ReadKernelLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{124}
+	return file_control_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ReadKernelLog) GetNode() uint32 {
@@ -10781,7 +10855,7 @@ type KernelLog struct {
 
 func (x *KernelLog) Reset() {
 	*x = KernelLog{}
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10790,7 +10864,7 @@ func (*KernelLog) ProtoMessage() {}
 
 func (x *KernelLog) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[125]
+	mi := &file_control_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10803,7 +10877,7 @@ func (x *KernelLog) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelLog.ProtoReflect.Descriptor instead.
 func (*KernelLog) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{125}
+	return file_control_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *KernelLog) GetBoot() []byte {
@@ -10839,7 +10913,7 @@ type KernelRecord struct {
 
 func (x *KernelRecord) Reset() {
 	*x = KernelRecord{}
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10848,7 +10922,7 @@ func (*KernelRecord) ProtoMessage() {}
 
 func (x *KernelRecord) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[126]
+	mi := &file_control_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10861,7 +10935,7 @@ func (x *KernelRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelRecord.ProtoReflect.Descriptor instead.
 func (*KernelRecord) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{126}
+	return file_control_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *KernelRecord) GetSequence() uint64 {
@@ -10902,7 +10976,7 @@ type ReadClock struct {
 
 func (x *ReadClock) Reset() {
 	*x = ReadClock{}
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10911,7 +10985,7 @@ func (*ReadClock) ProtoMessage() {}
 
 func (x *ReadClock) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[127]
+	mi := &file_control_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10924,7 +10998,7 @@ func (x *ReadClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadClock.ProtoReflect.Descriptor instead.
 func (*ReadClock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{127}
+	return file_control_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *ReadClock) GetNode() uint32 {
@@ -10943,7 +11017,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10952,7 +11026,7 @@ func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[128]
+	mi := &file_control_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10965,7 +11039,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{128}
+	return file_control_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *Clock) GetTimeNs() int64 {
@@ -10985,7 +11059,7 @@ type TakeSamples struct {
 
 func (x *TakeSamples) Reset() {
 	*x = TakeSamples{}
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10994,7 +11068,7 @@ func (*TakeSamples) ProtoMessage() {}
 
 func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[129]
+	mi := &file_control_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11007,7 +11081,7 @@ func (x *TakeSamples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeSamples.ProtoReflect.Descriptor instead.
 func (*TakeSamples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{129}
+	return file_control_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *TakeSamples) GetNode() int32 {
@@ -11027,7 +11101,7 @@ type Samples struct {
 
 func (x *Samples) Reset() {
 	*x = Samples{}
-	mi := &file_control_proto_msgTypes[130]
+	mi := &file_control_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11036,7 +11110,7 @@ func (*Samples) ProtoMessage() {}
 
 func (x *Samples) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[130]
+	mi := &file_control_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11049,7 +11123,7 @@ func (x *Samples) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Samples.ProtoReflect.Descriptor instead.
 func (*Samples) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{130}
+	return file_control_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *Samples) GetNodes() []*NodeSample {
@@ -11081,7 +11155,7 @@ type NodeSample struct {
 
 func (x *NodeSample) Reset() {
 	*x = NodeSample{}
-	mi := &file_control_proto_msgTypes[131]
+	mi := &file_control_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11090,7 +11164,7 @@ func (*NodeSample) ProtoMessage() {}
 
 func (x *NodeSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[131]
+	mi := &file_control_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11103,7 +11177,7 @@ func (x *NodeSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeSample.ProtoReflect.Descriptor instead.
 func (*NodeSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{131}
+	return file_control_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *NodeSample) GetNode() uint32 {
@@ -11162,7 +11236,7 @@ type CoreSample struct {
 
 func (x *CoreSample) Reset() {
 	*x = CoreSample{}
-	mi := &file_control_proto_msgTypes[132]
+	mi := &file_control_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11171,7 +11245,7 @@ func (*CoreSample) ProtoMessage() {}
 
 func (x *CoreSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[132]
+	mi := &file_control_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11184,7 +11258,7 @@ func (x *CoreSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoreSample.ProtoReflect.Descriptor instead.
 func (*CoreSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{132}
+	return file_control_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *CoreSample) GetCore() uint32 {
@@ -11250,7 +11324,7 @@ type RankSample struct {
 
 func (x *RankSample) Reset() {
 	*x = RankSample{}
-	mi := &file_control_proto_msgTypes[133]
+	mi := &file_control_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11259,7 +11333,7 @@ func (*RankSample) ProtoMessage() {}
 
 func (x *RankSample) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[133]
+	mi := &file_control_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11272,7 +11346,7 @@ func (x *RankSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankSample.ProtoReflect.Descriptor instead.
 func (*RankSample) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{133}
+	return file_control_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *RankSample) GetJob() uint32 {
@@ -11382,7 +11456,7 @@ type NodeExit struct {
 
 func (x *NodeExit) Reset() {
 	*x = NodeExit{}
-	mi := &file_control_proto_msgTypes[134]
+	mi := &file_control_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11391,7 +11465,7 @@ func (*NodeExit) ProtoMessage() {}
 
 func (x *NodeExit) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[134]
+	mi := &file_control_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11404,7 +11478,7 @@ func (x *NodeExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeExit.ProtoReflect.Descriptor instead.
 func (*NodeExit) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{134}
+	return file_control_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *NodeExit) GetNode() uint32 {
@@ -11469,7 +11543,7 @@ type NodeBoot struct {
 
 func (x *NodeBoot) Reset() {
 	*x = NodeBoot{}
-	mi := &file_control_proto_msgTypes[135]
+	mi := &file_control_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11478,7 +11552,7 @@ func (*NodeBoot) ProtoMessage() {}
 
 func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[135]
+	mi := &file_control_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11491,7 +11565,7 @@ func (x *NodeBoot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeBoot.ProtoReflect.Descriptor instead.
 func (*NodeBoot) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{135}
+	return file_control_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *NodeBoot) GetNode() uint32 {
@@ -11534,7 +11608,7 @@ type NodeStage struct {
 
 func (x *NodeStage) Reset() {
 	*x = NodeStage{}
-	mi := &file_control_proto_msgTypes[136]
+	mi := &file_control_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11543,7 +11617,7 @@ func (*NodeStage) ProtoMessage() {}
 
 func (x *NodeStage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[136]
+	mi := &file_control_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11556,7 +11630,7 @@ func (x *NodeStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeStage.ProtoReflect.Descriptor instead.
 func (*NodeStage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{136}
+	return file_control_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *NodeStage) GetNode() uint32 {
@@ -11591,7 +11665,7 @@ type NodePanic struct {
 
 func (x *NodePanic) Reset() {
 	*x = NodePanic{}
-	mi := &file_control_proto_msgTypes[137]
+	mi := &file_control_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11600,7 +11674,7 @@ func (*NodePanic) ProtoMessage() {}
 
 func (x *NodePanic) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[137]
+	mi := &file_control_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11613,7 +11687,7 @@ func (x *NodePanic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodePanic.ProtoReflect.Descriptor instead.
 func (*NodePanic) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{137}
+	return file_control_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *NodePanic) GetNode() uint32 {
@@ -11640,7 +11714,7 @@ type NodeUp struct {
 
 func (x *NodeUp) Reset() {
 	*x = NodeUp{}
-	mi := &file_control_proto_msgTypes[138]
+	mi := &file_control_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11649,7 +11723,7 @@ func (*NodeUp) ProtoMessage() {}
 
 func (x *NodeUp) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[138]
+	mi := &file_control_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11662,7 +11736,7 @@ func (x *NodeUp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUp.ProtoReflect.Descriptor instead.
 func (*NodeUp) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{138}
+	return file_control_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *NodeUp) GetNode() uint32 {
@@ -11684,7 +11758,7 @@ type RebootNode struct {
 
 func (x *RebootNode) Reset() {
 	*x = RebootNode{}
-	mi := &file_control_proto_msgTypes[139]
+	mi := &file_control_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11693,7 +11767,7 @@ func (*RebootNode) ProtoMessage() {}
 
 func (x *RebootNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[139]
+	mi := &file_control_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11706,7 +11780,7 @@ func (x *RebootNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebootNode.ProtoReflect.Descriptor instead.
 func (*RebootNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{139}
+	return file_control_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *RebootNode) GetNode() uint32 {
@@ -11743,7 +11817,7 @@ type SwitchNode struct {
 
 func (x *SwitchNode) Reset() {
 	*x = SwitchNode{}
-	mi := &file_control_proto_msgTypes[140]
+	mi := &file_control_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11752,7 +11826,7 @@ func (*SwitchNode) ProtoMessage() {}
 
 func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[140]
+	mi := &file_control_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11765,7 +11839,7 @@ func (x *SwitchNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SwitchNode.ProtoReflect.Descriptor instead.
 func (*SwitchNode) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{140}
+	return file_control_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *SwitchNode) GetNode() uint32 {
@@ -11800,7 +11874,7 @@ type RestartKernel struct {
 
 func (x *RestartKernel) Reset() {
 	*x = RestartKernel{}
-	mi := &file_control_proto_msgTypes[141]
+	mi := &file_control_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11809,7 +11883,7 @@ func (*RestartKernel) ProtoMessage() {}
 
 func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[141]
+	mi := &file_control_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11822,7 +11896,7 @@ func (x *RestartKernel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartKernel.ProtoReflect.Descriptor instead.
 func (*RestartKernel) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{141}
+	return file_control_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *RestartKernel) GetNode() uint32 {
@@ -11845,7 +11919,7 @@ type SetDuties struct {
 
 func (x *SetDuties) Reset() {
 	*x = SetDuties{}
-	mi := &file_control_proto_msgTypes[142]
+	mi := &file_control_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11854,7 +11928,7 @@ func (*SetDuties) ProtoMessage() {}
 
 func (x *SetDuties) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[142]
+	mi := &file_control_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11867,7 +11941,7 @@ func (x *SetDuties) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDuties.ProtoReflect.Descriptor instead.
 func (*SetDuties) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{142}
+	return file_control_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *SetDuties) GetNode() int32 {
@@ -11901,7 +11975,7 @@ type DutiesSet struct {
 
 func (x *DutiesSet) Reset() {
 	*x = DutiesSet{}
-	mi := &file_control_proto_msgTypes[143]
+	mi := &file_control_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11910,7 +11984,7 @@ func (*DutiesSet) ProtoMessage() {}
 
 func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[143]
+	mi := &file_control_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11923,7 +11997,7 @@ func (x *DutiesSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DutiesSet.ProtoReflect.Descriptor instead.
 func (*DutiesSet) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{143}
+	return file_control_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *DutiesSet) GetInfo() *NodeInfo {
@@ -11950,7 +12024,7 @@ type UpdateNodes struct {
 
 func (x *UpdateNodes) Reset() {
 	*x = UpdateNodes{}
-	mi := &file_control_proto_msgTypes[144]
+	mi := &file_control_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11959,7 +12033,7 @@ func (*UpdateNodes) ProtoMessage() {}
 
 func (x *UpdateNodes) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[144]
+	mi := &file_control_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11972,7 +12046,7 @@ func (x *UpdateNodes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateNodes.ProtoReflect.Descriptor instead.
 func (*UpdateNodes) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{144}
+	return file_control_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *UpdateNodes) GetNodes() []uint32 {
@@ -12033,7 +12107,7 @@ type ReadUpdate struct {
 
 func (x *ReadUpdate) Reset() {
 	*x = ReadUpdate{}
-	mi := &file_control_proto_msgTypes[145]
+	mi := &file_control_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12042,7 +12116,7 @@ func (*ReadUpdate) ProtoMessage() {}
 
 func (x *ReadUpdate) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[145]
+	mi := &file_control_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12055,7 +12129,7 @@ func (x *ReadUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadUpdate.ProtoReflect.Descriptor instead.
 func (*ReadUpdate) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{145}
+	return file_control_proto_rawDescGZIP(), []int{146}
 }
 
 // Update is the state of an update of nodes; serve records it.
@@ -12073,7 +12147,7 @@ type Update struct {
 
 func (x *Update) Reset() {
 	*x = Update{}
-	mi := &file_control_proto_msgTypes[146]
+	mi := &file_control_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12082,7 +12156,7 @@ func (*Update) ProtoMessage() {}
 
 func (x *Update) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[146]
+	mi := &file_control_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12095,7 +12169,7 @@ func (x *Update) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Update.ProtoReflect.Descriptor instead.
 func (*Update) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{146}
+	return file_control_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *Update) GetImage() string {
@@ -12155,7 +12229,7 @@ type NodeUpdate struct {
 
 func (x *NodeUpdate) Reset() {
 	*x = NodeUpdate{}
-	mi := &file_control_proto_msgTypes[147]
+	mi := &file_control_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12164,7 +12238,7 @@ func (*NodeUpdate) ProtoMessage() {}
 
 func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[147]
+	mi := &file_control_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12177,7 +12251,7 @@ func (x *NodeUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeUpdate.ProtoReflect.Descriptor instead.
 func (*NodeUpdate) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{147}
+	return file_control_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *NodeUpdate) GetNode() uint32 {
@@ -12240,7 +12314,7 @@ type StageImage struct {
 
 func (x *StageImage) Reset() {
 	*x = StageImage{}
-	mi := &file_control_proto_msgTypes[148]
+	mi := &file_control_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12249,7 +12323,7 @@ func (*StageImage) ProtoMessage() {}
 
 func (x *StageImage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[148]
+	mi := &file_control_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12262,7 +12336,7 @@ func (x *StageImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageImage.ProtoReflect.Descriptor instead.
 func (*StageImage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{148}
+	return file_control_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *StageImage) GetNode() uint32 {
@@ -12293,7 +12367,7 @@ type ImageStaged struct {
 
 func (x *ImageStaged) Reset() {
 	*x = ImageStaged{}
-	mi := &file_control_proto_msgTypes[149]
+	mi := &file_control_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12302,7 +12376,7 @@ func (*ImageStaged) ProtoMessage() {}
 
 func (x *ImageStaged) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[149]
+	mi := &file_control_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12315,7 +12389,7 @@ func (x *ImageStaged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageStaged.ProtoReflect.Descriptor instead.
 func (*ImageStaged) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{149}
+	return file_control_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *ImageStaged) GetKernel() string {
@@ -12364,7 +12438,7 @@ type KeepImage struct {
 
 func (x *KeepImage) Reset() {
 	*x = KeepImage{}
-	mi := &file_control_proto_msgTypes[150]
+	mi := &file_control_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12373,7 +12447,7 @@ func (*KeepImage) ProtoMessage() {}
 
 func (x *KeepImage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[150]
+	mi := &file_control_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12386,7 +12460,7 @@ func (x *KeepImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeepImage.ProtoReflect.Descriptor instead.
 func (*KeepImage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{150}
+	return file_control_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *KeepImage) GetNode() uint32 {
@@ -12415,7 +12489,7 @@ type ImagePiece struct {
 
 func (x *ImagePiece) Reset() {
 	*x = ImagePiece{}
-	mi := &file_control_proto_msgTypes[151]
+	mi := &file_control_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12424,7 +12498,7 @@ func (*ImagePiece) ProtoMessage() {}
 
 func (x *ImagePiece) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[151]
+	mi := &file_control_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12437,7 +12511,7 @@ func (x *ImagePiece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagePiece.ProtoReflect.Descriptor instead.
 func (*ImagePiece) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{151}
+	return file_control_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *ImagePiece) GetInitramfs() bool {
@@ -12474,7 +12548,7 @@ type StartImage struct {
 
 func (x *StartImage) Reset() {
 	*x = StartImage{}
-	mi := &file_control_proto_msgTypes[152]
+	mi := &file_control_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12483,7 +12557,7 @@ func (*StartImage) ProtoMessage() {}
 
 func (x *StartImage) ProtoReflect() protoreflect.Message {
 	file_control_proto_init()
-	mi := &file_control_proto_msgTypes[152]
+	mi := &file_control_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12496,7 +12570,7 @@ func (x *StartImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartImage.ProtoReflect.Descriptor instead.
 func (*StartImage) Descriptor() ([]byte, []int) {
-	return file_control_proto_rawDescGZIP(), []int{152}
+	return file_control_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *StartImage) GetKernelHash() []byte {
@@ -12524,7 +12598,7 @@ var File_control_proto protoreflect.FileDescriptor
 
 const file_control_proto_rawDesc = "" +
 	"\n" +
-	"\rcontrol.proto\x12\x0emargay.control\"\x871\n" +
+	"\rcontrol.proto\x12\x0emargay.control\"\xc71\n" +
 	"\x05Frame\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\x04R\x04call\x12\x16\n" +
 	"\x06answer\x18\x02 \x01(\x04R\x06answer\x12-\n" +
@@ -12637,7 +12711,9 @@ const file_control_proto_rawDesc = "" +
 	"\vswitch_node\x18\xab\x01 \x01(\v2\x1a.margay.control.SwitchNodeH\x00R\n" +
 	"switchNode\x121\n" +
 	"\x06guests\x18\xc8\x01 \x01(\v2\x16.margay.control.GuestsH\x00R\x06guests\x12G\n" +
-	"\x0eapprove_guests\x18\xc9\x01 \x01(\v2\x1d.margay.control.ApproveGuestsH\x00R\rapproveGuests\x12.\n" +
+	"\x0eapprove_guests\x18\xc9\x01 \x01(\v2\x1d.margay.control.ApproveGuestsH\x00R\rapproveGuests\x12>\n" +
+	"\vtoken_shown\x18\xe9\x02 \x01(\v2\x1a.margay.control.TokenShownH\x00R\n" +
+	"tokenShown\x12.\n" +
 	"\x05leave\x18\xd2\x01 \x01(\v2\x15.margay.control.LeaveH\x00R\x05leave\x12;\n" +
 	"\n" +
 	"read_files\x18\x92\x01 \x01(\v2\x19.margay.control.ReadFilesH\x00R\treadFiles\x12>\n" +
@@ -13051,7 +13127,12 @@ const file_control_proto_rawDesc = "" +
 	"\anotices\x18\x02 \x03(\tR\anotices\"4\n" +
 	"\x05Guest\x12\x10\n" +
 	"\x03mac\x18\x01 \x01(\tR\x03mac\x12\x19\n" +
-	"\bsince_ns\x18\x02 \x01(\x03R\asinceNs\"M\n" +
+	"\bsince_ns\x18\x02 \x01(\x03R\asinceNs\"L\n" +
+	"\n" +
+	"TokenShown\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\rR\x04node\x12\x10\n" +
+	"\x03mac\x18\x02 \x01(\tR\x03mac\x12\x18\n" +
+	"\arefused\x18\x03 \x01(\tR\arefused\"M\n" +
 	"\rApproveGuests\x12\x12\n" +
 	"\x04macs\x18\x01 \x03(\tR\x04macs\x12\x14\n" +
 	"\x05order\x18\x02 \x01(\tR\x05order\x12\x12\n" +
@@ -13621,7 +13702,7 @@ func file_control_proto_rawDescGZIP() []byte {
 }
 
 var file_control_proto_enumTypes [12]protoimpl.EnumInfo
-var file_control_proto_msgTypes [154]protoimpl.MessageInfo
+var file_control_proto_msgTypes [155]protoimpl.MessageInfo
 var file_control_proto_goTypes = []any{
 	(Role)(0),                // 0: margay.control.Role
 	(Code)(0),                // 1: margay.control.Code
@@ -13709,86 +13790,87 @@ var file_control_proto_goTypes = []any{
 	(*Nodes)(nil),            // 83: margay.control.Nodes
 	(*Guests)(nil),           // 84: margay.control.Guests
 	(*Guest)(nil),            // 85: margay.control.Guest
-	(*ApproveGuests)(nil),    // 86: margay.control.ApproveGuests
-	(*NodeState)(nil),        // 87: margay.control.NodeState
-	(*Drain)(nil),            // 88: margay.control.Drain
-	(*CoreUse)(nil),          // 89: margay.control.CoreUse
-	(*DrainNodes)(nil),       // 90: margay.control.DrainNodes
-	(*NodesDrained)(nil),     // 91: margay.control.NodesDrained
-	(*ResumeNodes)(nil),      // 92: margay.control.ResumeNodes
-	(*RebootNodes)(nil),      // 93: margay.control.RebootNodes
-	(*SwitchNodes)(nil),      // 94: margay.control.SwitchNodes
-	(*EvictNodes)(nil),       // 95: margay.control.EvictNodes
-	(*NodesEvicted)(nil),     // 96: margay.control.NodesEvicted
-	(*GrowMachine)(nil),      // 97: margay.control.GrowMachine
-	(*NodesAdded)(nil),       // 98: margay.control.NodesAdded
-	(*ShrinkMachine)(nil),    // 99: margay.control.ShrinkMachine
-	(*NodesLeaving)(nil),     // 100: margay.control.NodesLeaving
-	(*RemoveNode)(nil),       // 101: margay.control.RemoveNode
-	(*Roster)(nil),           // 102: margay.control.Roster
-	(*ListJobs)(nil),         // 103: margay.control.ListJobs
-	(*Jobs)(nil),             // 104: margay.control.Jobs
-	(*WaitingJob)(nil),       // 105: margay.control.WaitingJob
-	(*JobSummary)(nil),       // 106: margay.control.JobSummary
-	(*StoredJob)(nil),        // 107: margay.control.StoredJob
-	(*Kill)(nil),             // 108: margay.control.Kill
-	(*Noise)(nil),            // 109: margay.control.Noise
-	(*NoiseReport)(nil),      // 110: margay.control.NoiseReport
-	(*CoreNoise)(nil),        // 111: margay.control.CoreNoise
-	(*InterruptRow)(nil),     // 112: margay.control.InterruptRow
-	(*Status)(nil),           // 113: margay.control.Status
-	(*MachineStatus)(nil),    // 114: margay.control.MachineStatus
-	(*ReadAudit)(nil),        // 115: margay.control.ReadAudit
-	(*Audit)(nil),            // 116: margay.control.Audit
-	(*AuditLine)(nil),        // 117: margay.control.AuditLine
-	(*CreateToken)(nil),      // 118: margay.control.CreateToken
-	(*Token)(nil),            // 119: margay.control.Token
-	(*ListTokens)(nil),       // 120: margay.control.ListTokens
-	(*Tokens)(nil),           // 121: margay.control.Tokens
-	(*RevokeTokens)(nil),     // 122: margay.control.RevokeTokens
-	(*StoredToken)(nil),      // 123: margay.control.StoredToken
-	(*ListExtensions)(nil),   // 124: margay.control.ListExtensions
-	(*Extensions)(nil),       // 125: margay.control.Extensions
-	(*ExtensionState)(nil),   // 126: margay.control.ExtensionState
-	(*InsertExtension)(nil),  // 127: margay.control.InsertExtension
-	(*ExtensionSetting)(nil), // 128: margay.control.ExtensionSetting
-	(*ExtensionLog)(nil),     // 129: margay.control.ExtensionLog
-	(*ExtensionNotes)(nil),   // 130: margay.control.ExtensionNotes
-	(*ExtensionNote)(nil),    // 131: margay.control.ExtensionNote
-	(*MachineExtension)(nil), // 132: margay.control.MachineExtension
-	(*RemoveExtension)(nil),  // 133: margay.control.RemoveExtension
-	(*ReadEvents)(nil),       // 134: margay.control.ReadEvents
-	(*Events)(nil),           // 135: margay.control.Events
-	(*ReadKernelLog)(nil),    // 136: margay.control.ReadKernelLog
-	(*KernelLog)(nil),        // 137: margay.control.KernelLog
-	(*KernelRecord)(nil),     // 138: margay.control.KernelRecord
-	(*ReadClock)(nil),        // 139: margay.control.ReadClock
-	(*Clock)(nil),            // 140: margay.control.Clock
-	(*TakeSamples)(nil),      // 141: margay.control.TakeSamples
-	(*Samples)(nil),          // 142: margay.control.Samples
-	(*NodeSample)(nil),       // 143: margay.control.NodeSample
-	(*CoreSample)(nil),       // 144: margay.control.CoreSample
-	(*RankSample)(nil),       // 145: margay.control.RankSample
-	(*NodeExit)(nil),         // 146: margay.control.NodeExit
-	(*NodeBoot)(nil),         // 147: margay.control.NodeBoot
-	(*NodeStage)(nil),        // 148: margay.control.NodeStage
-	(*NodePanic)(nil),        // 149: margay.control.NodePanic
-	(*NodeUp)(nil),           // 150: margay.control.NodeUp
-	(*RebootNode)(nil),       // 151: margay.control.RebootNode
-	(*SwitchNode)(nil),       // 152: margay.control.SwitchNode
-	(*RestartKernel)(nil),    // 153: margay.control.RestartKernel
-	(*SetDuties)(nil),        // 154: margay.control.SetDuties
-	(*DutiesSet)(nil),        // 155: margay.control.DutiesSet
-	(*UpdateNodes)(nil),      // 156: margay.control.UpdateNodes
-	(*ReadUpdate)(nil),       // 157: margay.control.ReadUpdate
-	(*Update)(nil),           // 158: margay.control.Update
-	(*NodeUpdate)(nil),       // 159: margay.control.NodeUpdate
-	(*StageImage)(nil),       // 160: margay.control.StageImage
-	(*ImageStaged)(nil),      // 161: margay.control.ImageStaged
-	(*KeepImage)(nil),        // 162: margay.control.KeepImage
-	(*ImagePiece)(nil),       // 163: margay.control.ImagePiece
-	(*StartImage)(nil),       // 164: margay.control.StartImage
-	nil,                      // 165: margay.control.ExtensionLog.AfterEntry
+	(*TokenShown)(nil),       // 86: margay.control.TokenShown
+	(*ApproveGuests)(nil),    // 87: margay.control.ApproveGuests
+	(*NodeState)(nil),        // 88: margay.control.NodeState
+	(*Drain)(nil),            // 89: margay.control.Drain
+	(*CoreUse)(nil),          // 90: margay.control.CoreUse
+	(*DrainNodes)(nil),       // 91: margay.control.DrainNodes
+	(*NodesDrained)(nil),     // 92: margay.control.NodesDrained
+	(*ResumeNodes)(nil),      // 93: margay.control.ResumeNodes
+	(*RebootNodes)(nil),      // 94: margay.control.RebootNodes
+	(*SwitchNodes)(nil),      // 95: margay.control.SwitchNodes
+	(*EvictNodes)(nil),       // 96: margay.control.EvictNodes
+	(*NodesEvicted)(nil),     // 97: margay.control.NodesEvicted
+	(*GrowMachine)(nil),      // 98: margay.control.GrowMachine
+	(*NodesAdded)(nil),       // 99: margay.control.NodesAdded
+	(*ShrinkMachine)(nil),    // 100: margay.control.ShrinkMachine
+	(*NodesLeaving)(nil),     // 101: margay.control.NodesLeaving
+	(*RemoveNode)(nil),       // 102: margay.control.RemoveNode
+	(*Roster)(nil),           // 103: margay.control.Roster
+	(*ListJobs)(nil),         // 104: margay.control.ListJobs
+	(*Jobs)(nil),             // 105: margay.control.Jobs
+	(*WaitingJob)(nil),       // 106: margay.control.WaitingJob
+	(*JobSummary)(nil),       // 107: margay.control.JobSummary
+	(*StoredJob)(nil),        // 108: margay.control.StoredJob
+	(*Kill)(nil),             // 109: margay.control.Kill
+	(*Noise)(nil),            // 110: margay.control.Noise
+	(*NoiseReport)(nil),      // 111: margay.control.NoiseReport
+	(*CoreNoise)(nil),        // 112: margay.control.CoreNoise
+	(*InterruptRow)(nil),     // 113: margay.control.InterruptRow
+	(*Status)(nil),           // 114: margay.control.Status
+	(*MachineStatus)(nil),    // 115: margay.control.MachineStatus
+	(*ReadAudit)(nil),        // 116: margay.control.ReadAudit
+	(*Audit)(nil),            // 117: margay.control.Audit
+	(*AuditLine)(nil),        // 118: margay.control.AuditLine
+	(*CreateToken)(nil),      // 119: margay.control.CreateToken
+	(*Token)(nil),            // 120: margay.control.Token
+	(*ListTokens)(nil),       // 121: margay.control.ListTokens
+	(*Tokens)(nil),           // 122: margay.control.Tokens
+	(*RevokeTokens)(nil),     // 123: margay.control.RevokeTokens
+	(*StoredToken)(nil),      // 124: margay.control.StoredToken
+	(*ListExtensions)(nil),   // 125: margay.control.ListExtensions
+	(*Extensions)(nil),       // 126: margay.control.Extensions
+	(*ExtensionState)(nil),   // 127: margay.control.ExtensionState
+	(*InsertExtension)(nil),  // 128: margay.control.InsertExtension
+	(*ExtensionSetting)(nil), // 129: margay.control.ExtensionSetting
+	(*ExtensionLog)(nil),     // 130: margay.control.ExtensionLog
+	(*ExtensionNotes)(nil),   // 131: margay.control.ExtensionNotes
+	(*ExtensionNote)(nil),    // 132: margay.control.ExtensionNote
+	(*MachineExtension)(nil), // 133: margay.control.MachineExtension
+	(*RemoveExtension)(nil),  // 134: margay.control.RemoveExtension
+	(*ReadEvents)(nil),       // 135: margay.control.ReadEvents
+	(*Events)(nil),           // 136: margay.control.Events
+	(*ReadKernelLog)(nil),    // 137: margay.control.ReadKernelLog
+	(*KernelLog)(nil),        // 138: margay.control.KernelLog
+	(*KernelRecord)(nil),     // 139: margay.control.KernelRecord
+	(*ReadClock)(nil),        // 140: margay.control.ReadClock
+	(*Clock)(nil),            // 141: margay.control.Clock
+	(*TakeSamples)(nil),      // 142: margay.control.TakeSamples
+	(*Samples)(nil),          // 143: margay.control.Samples
+	(*NodeSample)(nil),       // 144: margay.control.NodeSample
+	(*CoreSample)(nil),       // 145: margay.control.CoreSample
+	(*RankSample)(nil),       // 146: margay.control.RankSample
+	(*NodeExit)(nil),         // 147: margay.control.NodeExit
+	(*NodeBoot)(nil),         // 148: margay.control.NodeBoot
+	(*NodeStage)(nil),        // 149: margay.control.NodeStage
+	(*NodePanic)(nil),        // 150: margay.control.NodePanic
+	(*NodeUp)(nil),           // 151: margay.control.NodeUp
+	(*RebootNode)(nil),       // 152: margay.control.RebootNode
+	(*SwitchNode)(nil),       // 153: margay.control.SwitchNode
+	(*RestartKernel)(nil),    // 154: margay.control.RestartKernel
+	(*SetDuties)(nil),        // 155: margay.control.SetDuties
+	(*DutiesSet)(nil),        // 156: margay.control.DutiesSet
+	(*UpdateNodes)(nil),      // 157: margay.control.UpdateNodes
+	(*ReadUpdate)(nil),       // 158: margay.control.ReadUpdate
+	(*Update)(nil),           // 159: margay.control.Update
+	(*NodeUpdate)(nil),       // 160: margay.control.NodeUpdate
+	(*StageImage)(nil),       // 161: margay.control.StageImage
+	(*ImageStaged)(nil),      // 162: margay.control.ImageStaged
+	(*KeepImage)(nil),        // 163: margay.control.KeepImage
+	(*ImagePiece)(nil),       // 164: margay.control.ImagePiece
+	(*StartImage)(nil),       // 165: margay.control.StartImage
+	nil,                      // 166: margay.control.ExtensionLog.AfterEntry
 }
 var file_control_proto_depIdxs = []int32{
 	13,  // 0: margay.control.Frame.hello:type_name -> margay.control.Hello
@@ -13824,176 +13906,177 @@ var file_control_proto_depIdxs = []int32{
 	79,  // 30: margay.control.Frame.job_state:type_name -> margay.control.JobState
 	82,  // 31: margay.control.Frame.list_nodes:type_name -> margay.control.ListNodes
 	83,  // 32: margay.control.Frame.nodes:type_name -> margay.control.Nodes
-	103, // 33: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
-	104, // 34: margay.control.Frame.jobs:type_name -> margay.control.Jobs
-	108, // 35: margay.control.Frame.kill:type_name -> margay.control.Kill
-	109, // 36: margay.control.Frame.noise:type_name -> margay.control.Noise
-	110, // 37: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
-	113, // 38: margay.control.Frame.status:type_name -> margay.control.Status
-	114, // 39: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
+	104, // 33: margay.control.Frame.list_jobs:type_name -> margay.control.ListJobs
+	105, // 34: margay.control.Frame.jobs:type_name -> margay.control.Jobs
+	109, // 35: margay.control.Frame.kill:type_name -> margay.control.Kill
+	110, // 36: margay.control.Frame.noise:type_name -> margay.control.Noise
+	111, // 37: margay.control.Frame.noise_report:type_name -> margay.control.NoiseReport
+	114, // 38: margay.control.Frame.status:type_name -> margay.control.Status
+	115, // 39: margay.control.Frame.machine_status:type_name -> margay.control.MachineStatus
 	77,  // 40: margay.control.Frame.remove_output:type_name -> margay.control.RemoveOutput
 	78,  // 41: margay.control.Frame.output_removed:type_name -> margay.control.OutputRemoved
-	90,  // 42: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
-	91,  // 43: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
-	92,  // 44: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
-	93,  // 45: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
+	91,  // 42: margay.control.Frame.drain_nodes:type_name -> margay.control.DrainNodes
+	92,  // 43: margay.control.Frame.nodes_drained:type_name -> margay.control.NodesDrained
+	93,  // 44: margay.control.Frame.resume_nodes:type_name -> margay.control.ResumeNodes
+	94,  // 45: margay.control.Frame.reboot_nodes:type_name -> margay.control.RebootNodes
 	29,  // 46: margay.control.Frame.withdraw:type_name -> margay.control.Withdraw
-	124, // 47: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
-	125, // 48: margay.control.Frame.extensions:type_name -> margay.control.Extensions
-	127, // 49: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
-	133, // 50: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
-	129, // 51: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
-	130, // 52: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
-	134, // 53: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
-	135, // 54: margay.control.Frame.events:type_name -> margay.control.Events
-	139, // 55: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
-	140, // 56: margay.control.Frame.clock:type_name -> margay.control.Clock
-	141, // 57: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
-	142, // 58: margay.control.Frame.samples:type_name -> margay.control.Samples
+	125, // 47: margay.control.Frame.list_extensions:type_name -> margay.control.ListExtensions
+	126, // 48: margay.control.Frame.extensions:type_name -> margay.control.Extensions
+	128, // 49: margay.control.Frame.insert_extension:type_name -> margay.control.InsertExtension
+	134, // 50: margay.control.Frame.remove_extension:type_name -> margay.control.RemoveExtension
+	130, // 51: margay.control.Frame.extension_log:type_name -> margay.control.ExtensionLog
+	131, // 52: margay.control.Frame.extension_notes:type_name -> margay.control.ExtensionNotes
+	135, // 53: margay.control.Frame.read_events:type_name -> margay.control.ReadEvents
+	136, // 54: margay.control.Frame.events:type_name -> margay.control.Events
+	140, // 55: margay.control.Frame.read_clock:type_name -> margay.control.ReadClock
+	141, // 56: margay.control.Frame.clock:type_name -> margay.control.Clock
+	142, // 57: margay.control.Frame.take_samples:type_name -> margay.control.TakeSamples
+	143, // 58: margay.control.Frame.samples:type_name -> margay.control.Samples
 	62,  // 59: margay.control.Frame.read_stacks:type_name -> margay.control.ReadStacks
 	65,  // 60: margay.control.Frame.stacks:type_name -> margay.control.Stacks
 	63,  // 61: margay.control.Frame.debug_rank:type_name -> margay.control.DebugRank
-	136, // 62: margay.control.Frame.read_kernel_log:type_name -> margay.control.ReadKernelLog
-	137, // 63: margay.control.Frame.kernel_log:type_name -> margay.control.KernelLog
-	146, // 64: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
-	147, // 65: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
-	150, // 66: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
-	148, // 67: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
-	149, // 68: margay.control.Frame.node_panic:type_name -> margay.control.NodePanic
-	151, // 69: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
-	153, // 70: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
-	154, // 71: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
-	155, // 72: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
-	97,  // 73: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
-	98,  // 74: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
-	99,  // 75: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
-	100, // 76: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
-	95,  // 77: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
-	96,  // 78: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
-	101, // 79: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
-	102, // 80: margay.control.Frame.roster:type_name -> margay.control.Roster
-	94,  // 81: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
-	152, // 82: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
+	137, // 62: margay.control.Frame.read_kernel_log:type_name -> margay.control.ReadKernelLog
+	138, // 63: margay.control.Frame.kernel_log:type_name -> margay.control.KernelLog
+	147, // 64: margay.control.Frame.node_exit:type_name -> margay.control.NodeExit
+	148, // 65: margay.control.Frame.node_boot:type_name -> margay.control.NodeBoot
+	151, // 66: margay.control.Frame.node_up:type_name -> margay.control.NodeUp
+	149, // 67: margay.control.Frame.node_stage:type_name -> margay.control.NodeStage
+	150, // 68: margay.control.Frame.node_panic:type_name -> margay.control.NodePanic
+	152, // 69: margay.control.Frame.reboot_node:type_name -> margay.control.RebootNode
+	154, // 70: margay.control.Frame.restart_kernel:type_name -> margay.control.RestartKernel
+	155, // 71: margay.control.Frame.set_duties:type_name -> margay.control.SetDuties
+	156, // 72: margay.control.Frame.duties_set:type_name -> margay.control.DutiesSet
+	98,  // 73: margay.control.Frame.grow_machine:type_name -> margay.control.GrowMachine
+	99,  // 74: margay.control.Frame.nodes_added:type_name -> margay.control.NodesAdded
+	100, // 75: margay.control.Frame.shrink_machine:type_name -> margay.control.ShrinkMachine
+	101, // 76: margay.control.Frame.nodes_leaving:type_name -> margay.control.NodesLeaving
+	96,  // 77: margay.control.Frame.evict_nodes:type_name -> margay.control.EvictNodes
+	97,  // 78: margay.control.Frame.nodes_evicted:type_name -> margay.control.NodesEvicted
+	102, // 79: margay.control.Frame.remove_node:type_name -> margay.control.RemoveNode
+	103, // 80: margay.control.Frame.roster:type_name -> margay.control.Roster
+	95,  // 81: margay.control.Frame.switch_nodes:type_name -> margay.control.SwitchNodes
+	153, // 82: margay.control.Frame.switch_node:type_name -> margay.control.SwitchNode
 	84,  // 83: margay.control.Frame.guests:type_name -> margay.control.Guests
-	86,  // 84: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
-	31,  // 85: margay.control.Frame.leave:type_name -> margay.control.Leave
-	53,  // 86: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
-	54,  // 87: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
-	55,  // 88: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
-	115, // 89: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
-	116, // 90: margay.control.Frame.audit:type_name -> margay.control.Audit
-	30,  // 91: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
-	118, // 92: margay.control.Frame.create_token:type_name -> margay.control.CreateToken
-	120, // 93: margay.control.Frame.list_tokens:type_name -> margay.control.ListTokens
-	122, // 94: margay.control.Frame.revoke_tokens:type_name -> margay.control.RevokeTokens
-	119, // 95: margay.control.Frame.token:type_name -> margay.control.Token
-	121, // 96: margay.control.Frame.tokens:type_name -> margay.control.Tokens
-	156, // 97: margay.control.Frame.update_nodes:type_name -> margay.control.UpdateNodes
-	157, // 98: margay.control.Frame.read_update:type_name -> margay.control.ReadUpdate
-	158, // 99: margay.control.Frame.update:type_name -> margay.control.Update
-	160, // 100: margay.control.Frame.stage_image:type_name -> margay.control.StageImage
-	161, // 101: margay.control.Frame.image_staged:type_name -> margay.control.ImageStaged
-	162, // 102: margay.control.Frame.keep_image:type_name -> margay.control.KeepImage
-	163, // 103: margay.control.Frame.image_piece:type_name -> margay.control.ImagePiece
-	164, // 104: margay.control.Frame.start_image:type_name -> margay.control.StartImage
-	0,   // 105: margay.control.Hello.role:type_name -> margay.control.Role
-	1,   // 106: margay.control.Error.code:type_name -> margay.control.Code
-	19,  // 107: margay.control.Register.info:type_name -> margay.control.NodeInfo
-	20,  // 108: margay.control.Register.jobs:type_name -> margay.control.HostedJob
-	22,  // 109: margay.control.Register.vitals:type_name -> margay.control.Vitals
-	2,   // 110: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
-	19,  // 111: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
-	22,  // 112: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
-	26,  // 113: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
-	37,  // 114: margay.control.Prepare.layout:type_name -> margay.control.Layout
-	37,  // 115: margay.control.Prepare.network:type_name -> margay.control.Layout
-	33,  // 116: margay.control.Prepare.exec:type_name -> margay.control.Exec
-	4,   // 117: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
-	3,   // 118: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
-	32,  // 119: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
-	28,  // 120: margay.control.JobSpec.task:type_name -> margay.control.Task
-	27,  // 121: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
-	58,  // 122: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
-	34,  // 123: margay.control.Exec.parts:type_name -> margay.control.Part
-	38,  // 124: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
-	39,  // 125: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
-	40,  // 126: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
-	46,  // 127: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
-	15,  // 128: margay.control.Loaded.error:type_name -> margay.control.Error
-	15,  // 129: margay.control.JobFault.error:type_name -> margay.control.Error
-	5,   // 130: margay.control.Record.stream:type_name -> margay.control.Stream
-	58,  // 131: margay.control.Record.exit:type_name -> margay.control.ExitStatus
-	46,  // 132: margay.control.Record.unkept:type_name -> margay.control.Unkept
-	57,  // 133: margay.control.Record.more:type_name -> margay.control.RankEnd
-	58,  // 134: margay.control.RankEnd.exit:type_name -> margay.control.ExitStatus
-	68,  // 135: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
-	59,  // 136: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
-	60,  // 137: margay.control.RankFault.files:type_name -> margay.control.CodeFile
-	61,  // 138: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
-	64,  // 139: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
-	60,  // 140: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
-	60,  // 141: margay.control.Stacks.files:type_name -> margay.control.CodeFile
-	66,  // 142: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
-	67,  // 143: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
-	61,  // 144: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
-	32,  // 145: margay.control.Resize.size:type_name -> margay.control.Terminal
-	26,  // 146: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
-	33,  // 147: margay.control.RunRequest.exec:type_name -> margay.control.Exec
-	36,  // 148: margay.control.RunReply.places:type_name -> margay.control.Place
-	2,   // 149: margay.control.JobState.phase:type_name -> margay.control.JobPhase
-	15,  // 150: margay.control.JobState.error:type_name -> margay.control.Error
-	81,  // 151: margay.control.JobState.ranks:type_name -> margay.control.RankState
-	46,  // 152: margay.control.JobState.unkept:type_name -> margay.control.Unkept
-	80,  // 153: margay.control.JobState.times:type_name -> margay.control.PhaseTime
-	6,   // 154: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
-	58,  // 155: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
-	87,  // 156: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
-	84,  // 157: margay.control.Nodes.guests:type_name -> margay.control.Guests
-	85,  // 158: margay.control.Guests.guests:type_name -> margay.control.Guest
-	8,   // 159: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
-	19,  // 160: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
-	89,  // 161: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
-	88,  // 162: margay.control.NodeState.drain:type_name -> margay.control.Drain
-	22,  // 163: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
-	9,   // 164: margay.control.NodeState.power:type_name -> margay.control.NodePower
-	7,   // 165: margay.control.Drain.state:type_name -> margay.control.DrainState
-	106, // 166: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
-	105, // 167: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
-	2,   // 168: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
-	81,  // 169: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
-	46,  // 170: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
-	28,  // 171: margay.control.JobSummary.task:type_name -> margay.control.Task
-	26,  // 172: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
-	36,  // 173: margay.control.StoredJob.places:type_name -> margay.control.Place
-	41,  // 174: margay.control.StoredJob.members:type_name -> margay.control.Member
-	106, // 175: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
-	79,  // 176: margay.control.StoredJob.state:type_name -> margay.control.JobState
-	111, // 177: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
-	112, // 178: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
-	117, // 179: margay.control.Audit.lines:type_name -> margay.control.AuditLine
-	119, // 180: margay.control.Tokens.tokens:type_name -> margay.control.Token
-	119, // 181: margay.control.StoredToken.token:type_name -> margay.control.Token
-	126, // 182: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
-	128, // 183: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
-	165, // 184: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
-	131, // 185: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
-	127, // 186: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
-	126, // 187: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
-	138, // 188: margay.control.KernelLog.records:type_name -> margay.control.KernelRecord
-	143, // 189: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
-	144, // 190: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
-	145, // 191: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
-	126, // 192: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
-	10,  // 193: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
-	10,  // 194: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
-	19,  // 195: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
-	159, // 196: margay.control.Update.nodes:type_name -> margay.control.NodeUpdate
-	11,  // 197: margay.control.NodeUpdate.stage:type_name -> margay.control.UpdateStage
-	198, // [198:198] is the sub-list for method output_type
-	198, // [198:198] is the sub-list for method input_type
-	198, // [198:198] is the sub-list for extension type_name
-	198, // [198:198] is the sub-list for extension extendee
-	0,   // [0:198] is the sub-list for field type_name
+	87,  // 84: margay.control.Frame.approve_guests:type_name -> margay.control.ApproveGuests
+	86,  // 85: margay.control.Frame.token_shown:type_name -> margay.control.TokenShown
+	31,  // 86: margay.control.Frame.leave:type_name -> margay.control.Leave
+	53,  // 87: margay.control.Frame.read_files:type_name -> margay.control.ReadFiles
+	54,  // 88: margay.control.Frame.files_piece:type_name -> margay.control.FilesPiece
+	55,  // 89: margay.control.Frame.files_read:type_name -> margay.control.FilesRead
+	116, // 90: margay.control.Frame.read_audit:type_name -> margay.control.ReadAudit
+	117, // 91: margay.control.Frame.audit:type_name -> margay.control.Audit
+	30,  // 92: margay.control.Frame.end_allocation:type_name -> margay.control.EndAllocation
+	119, // 93: margay.control.Frame.create_token:type_name -> margay.control.CreateToken
+	121, // 94: margay.control.Frame.list_tokens:type_name -> margay.control.ListTokens
+	123, // 95: margay.control.Frame.revoke_tokens:type_name -> margay.control.RevokeTokens
+	120, // 96: margay.control.Frame.token:type_name -> margay.control.Token
+	122, // 97: margay.control.Frame.tokens:type_name -> margay.control.Tokens
+	157, // 98: margay.control.Frame.update_nodes:type_name -> margay.control.UpdateNodes
+	158, // 99: margay.control.Frame.read_update:type_name -> margay.control.ReadUpdate
+	159, // 100: margay.control.Frame.update:type_name -> margay.control.Update
+	161, // 101: margay.control.Frame.stage_image:type_name -> margay.control.StageImage
+	162, // 102: margay.control.Frame.image_staged:type_name -> margay.control.ImageStaged
+	163, // 103: margay.control.Frame.keep_image:type_name -> margay.control.KeepImage
+	164, // 104: margay.control.Frame.image_piece:type_name -> margay.control.ImagePiece
+	165, // 105: margay.control.Frame.start_image:type_name -> margay.control.StartImage
+	0,   // 106: margay.control.Hello.role:type_name -> margay.control.Role
+	1,   // 107: margay.control.Error.code:type_name -> margay.control.Code
+	19,  // 108: margay.control.Register.info:type_name -> margay.control.NodeInfo
+	20,  // 109: margay.control.Register.jobs:type_name -> margay.control.HostedJob
+	22,  // 110: margay.control.Register.vitals:type_name -> margay.control.Vitals
+	2,   // 111: margay.control.HostedJob.phase:type_name -> margay.control.JobPhase
+	19,  // 112: margay.control.Heartbeat.info:type_name -> margay.control.NodeInfo
+	22,  // 113: margay.control.Heartbeat.vitals:type_name -> margay.control.Vitals
+	26,  // 114: margay.control.Prepare.spec:type_name -> margay.control.JobSpec
+	37,  // 115: margay.control.Prepare.layout:type_name -> margay.control.Layout
+	37,  // 116: margay.control.Prepare.network:type_name -> margay.control.Layout
+	33,  // 117: margay.control.Prepare.exec:type_name -> margay.control.Exec
+	4,   // 118: margay.control.JobSpec.stdin:type_name -> margay.control.StdinMode
+	3,   // 119: margay.control.JobSpec.mpi:type_name -> margay.control.MPI
+	32,  // 120: margay.control.JobSpec.terminal:type_name -> margay.control.Terminal
+	28,  // 121: margay.control.JobSpec.task:type_name -> margay.control.Task
+	27,  // 122: margay.control.JobSpec.shared:type_name -> margay.control.SharedFolder
+	58,  // 123: margay.control.EndAllocation.exit:type_name -> margay.control.ExitStatus
+	34,  // 124: margay.control.Exec.parts:type_name -> margay.control.Part
+	38,  // 125: margay.control.Layout.runs:type_name -> margay.control.LayoutRun
+	39,  // 126: margay.control.Layout.shares:type_name -> margay.control.LayoutShare
+	40,  // 127: margay.control.LayoutShare.ranks:type_name -> margay.control.LayoutRank
+	46,  // 128: margay.control.Forgotten.unkept:type_name -> margay.control.Unkept
+	15,  // 129: margay.control.Loaded.error:type_name -> margay.control.Error
+	15,  // 130: margay.control.JobFault.error:type_name -> margay.control.Error
+	5,   // 131: margay.control.Record.stream:type_name -> margay.control.Stream
+	58,  // 132: margay.control.Record.exit:type_name -> margay.control.ExitStatus
+	46,  // 133: margay.control.Record.unkept:type_name -> margay.control.Unkept
+	57,  // 134: margay.control.Record.more:type_name -> margay.control.RankEnd
+	58,  // 135: margay.control.RankEnd.exit:type_name -> margay.control.ExitStatus
+	68,  // 136: margay.control.ExitStatus.usage:type_name -> margay.control.Usage
+	59,  // 137: margay.control.ExitStatus.fault:type_name -> margay.control.RankFault
+	60,  // 138: margay.control.RankFault.files:type_name -> margay.control.CodeFile
+	61,  // 139: margay.control.RankFault.stack:type_name -> margay.control.CodeStack
+	64,  // 140: margay.control.ReadStacks.layouts:type_name -> margay.control.GoLayout
+	60,  // 141: margay.control.GoLayout.file:type_name -> margay.control.CodeFile
+	60,  // 142: margay.control.Stacks.files:type_name -> margay.control.CodeFile
+	66,  // 143: margay.control.Stacks.groups:type_name -> margay.control.StackGroup
+	67,  // 144: margay.control.Stacks.unread:type_name -> margay.control.UnreadRank
+	61,  // 145: margay.control.StackGroup.stack:type_name -> margay.control.CodeStack
+	32,  // 146: margay.control.Resize.size:type_name -> margay.control.Terminal
+	26,  // 147: margay.control.RunRequest.spec:type_name -> margay.control.JobSpec
+	33,  // 148: margay.control.RunRequest.exec:type_name -> margay.control.Exec
+	36,  // 149: margay.control.RunReply.places:type_name -> margay.control.Place
+	2,   // 150: margay.control.JobState.phase:type_name -> margay.control.JobPhase
+	15,  // 151: margay.control.JobState.error:type_name -> margay.control.Error
+	81,  // 152: margay.control.JobState.ranks:type_name -> margay.control.RankState
+	46,  // 153: margay.control.JobState.unkept:type_name -> margay.control.Unkept
+	80,  // 154: margay.control.JobState.times:type_name -> margay.control.PhaseTime
+	6,   // 155: margay.control.PhaseTime.phase:type_name -> margay.control.Phase
+	58,  // 156: margay.control.RankState.exit:type_name -> margay.control.ExitStatus
+	88,  // 157: margay.control.Nodes.nodes:type_name -> margay.control.NodeState
+	84,  // 158: margay.control.Nodes.guests:type_name -> margay.control.Guests
+	85,  // 159: margay.control.Guests.guests:type_name -> margay.control.Guest
+	8,   // 160: margay.control.NodeState.health:type_name -> margay.control.NodeHealth
+	19,  // 161: margay.control.NodeState.info:type_name -> margay.control.NodeInfo
+	90,  // 162: margay.control.NodeState.cores:type_name -> margay.control.CoreUse
+	89,  // 163: margay.control.NodeState.drain:type_name -> margay.control.Drain
+	22,  // 164: margay.control.NodeState.vitals:type_name -> margay.control.Vitals
+	9,   // 165: margay.control.NodeState.power:type_name -> margay.control.NodePower
+	7,   // 166: margay.control.Drain.state:type_name -> margay.control.DrainState
+	107, // 167: margay.control.Jobs.jobs:type_name -> margay.control.JobSummary
+	106, // 168: margay.control.Jobs.waiting:type_name -> margay.control.WaitingJob
+	2,   // 169: margay.control.JobSummary.phase:type_name -> margay.control.JobPhase
+	81,  // 170: margay.control.JobSummary.rank_states:type_name -> margay.control.RankState
+	46,  // 171: margay.control.JobSummary.unkept:type_name -> margay.control.Unkept
+	28,  // 172: margay.control.JobSummary.task:type_name -> margay.control.Task
+	26,  // 173: margay.control.StoredJob.spec:type_name -> margay.control.JobSpec
+	36,  // 174: margay.control.StoredJob.places:type_name -> margay.control.Place
+	41,  // 175: margay.control.StoredJob.members:type_name -> margay.control.Member
+	107, // 176: margay.control.StoredJob.summary:type_name -> margay.control.JobSummary
+	79,  // 177: margay.control.StoredJob.state:type_name -> margay.control.JobState
+	112, // 178: margay.control.NoiseReport.cores:type_name -> margay.control.CoreNoise
+	113, // 179: margay.control.CoreNoise.rows:type_name -> margay.control.InterruptRow
+	118, // 180: margay.control.Audit.lines:type_name -> margay.control.AuditLine
+	120, // 181: margay.control.Tokens.tokens:type_name -> margay.control.Token
+	120, // 182: margay.control.StoredToken.token:type_name -> margay.control.Token
+	127, // 183: margay.control.Extensions.extensions:type_name -> margay.control.ExtensionState
+	129, // 184: margay.control.InsertExtension.settings:type_name -> margay.control.ExtensionSetting
+	166, // 185: margay.control.ExtensionLog.after:type_name -> margay.control.ExtensionLog.AfterEntry
+	132, // 186: margay.control.ExtensionNotes.notes:type_name -> margay.control.ExtensionNote
+	128, // 187: margay.control.MachineExtension.request:type_name -> margay.control.InsertExtension
+	127, // 188: margay.control.MachineExtension.placed:type_name -> margay.control.ExtensionState
+	139, // 189: margay.control.KernelLog.records:type_name -> margay.control.KernelRecord
+	144, // 190: margay.control.Samples.nodes:type_name -> margay.control.NodeSample
+	145, // 191: margay.control.NodeSample.cores:type_name -> margay.control.CoreSample
+	146, // 192: margay.control.NodeSample.ranks:type_name -> margay.control.RankSample
+	127, // 193: margay.control.NodeSample.extensions:type_name -> margay.control.ExtensionState
+	10,  // 194: margay.control.SetDuties.all_cores:type_name -> margay.control.Switch
+	10,  // 195: margay.control.SetDuties.message_core:type_name -> margay.control.Switch
+	19,  // 196: margay.control.DutiesSet.info:type_name -> margay.control.NodeInfo
+	160, // 197: margay.control.Update.nodes:type_name -> margay.control.NodeUpdate
+	11,  // 198: margay.control.NodeUpdate.stage:type_name -> margay.control.UpdateStage
+	199, // [199:199] is the sub-list for method output_type
+	199, // [199:199] is the sub-list for method input_type
+	199, // [199:199] is the sub-list for extension type_name
+	199, // [199:199] is the sub-list for extension extendee
+	0,   // [0:199] is the sub-list for field type_name
 }
 
 var file_control_proto_init_once sync.Once
@@ -14086,6 +14169,7 @@ func file_control_proto_init_tables() {
 		(*Frame_SwitchNode)(nil),
 		(*Frame_Guests)(nil),
 		(*Frame_ApproveGuests)(nil),
+		(*Frame_TokenShown)(nil),
 		(*Frame_Leave)(nil),
 		(*Frame_ReadFiles)(nil),
 		(*Frame_FilesPiece)(nil),
@@ -14113,7 +14197,7 @@ func file_control_proto_init_tables() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_proto_rawDesc), len(file_control_proto_rawDesc)),
 			NumEnums:      12,
-			NumMessages:   154,
+			NumMessages:   155,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -95,18 +95,34 @@ func (h *holder) metalEvents() metalEvents {
 				_ = h.order(served, uint32(number), order{kind: switchOn, why: "it has begun to boot", woke: true})
 			}
 		},
-		met: met,
+		met: met, shown: h.tokenShown,
 		admitted: func(number id.Node, mac boot.MAC) {
 			served := h.keeps()
 			if served == nil {
 				return
 			}
-			if err := h.admit(served, number, mac); err != nil {
+			err := h.admit(served, number, mac)
+			h.tokenShown(number, mac, err)
+			if err != nil {
 				h.log("%v is not made node%d, and its token is used up: %v", mac, number, err)
 				h.sendGuests() // it waits for approval
 				met(mac)
 			}
 		},
+	}
+}
+
+// tokenShown reports to serve that a machine has shown the token of a node. The log of the holder
+// has that as well.
+func (h *holder) tokenShown(number id.Node, mac boot.MAC, err error) {
+	m := &control.TokenShown{Node: uint32(number), Mac: mac.String()}
+	if err != nil {
+		m.Refused = err.Error()
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.conn != nil {
+		_ = h.conn.Send(m)
 	}
 }
 

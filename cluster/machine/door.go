@@ -29,9 +29,10 @@ const (
 	oldAuditName = auditName + ".old"
 )
 
-// openAudit opens the audit log of a machine that other users or other hosts reach.
+// openAudit opens the audit log of a machine that other users or other hosts reach, or whose nodes
+// can have tokens.
 func (d Dir) openAudit(s Spec) (*permit.Audit, error) {
-	if !s.Access.Open() && s.Listen == "" {
+	if !s.Access.Open() && s.Listen == "" && s.Substrate != node.Metal {
 		return nil, nil
 	}
 	return permit.OpenAudit(d.file(auditName))

@@ -30,6 +30,7 @@ type metalEvents struct {
 	woke     func(id.Node)                       // a node that was waited for has begun to boot
 	met      func(boot.MAC)                      // a guest has come
 	admitted func(id.Node, boot.MAC)             // a guest has brought the token of a node
+	shown    func(id.Node, boot.MAC, error)      // a guest has brought a token of this machine that admits nothing, and why
 	changed  func()                              // what guests returns has changed
 	panicked func(number id.Node, reason string) // the console of a node says that its Linux has panicked
 	log      func(format string, args ...any)
@@ -60,7 +61,8 @@ type metalNodes struct {
 	nodes   map[id.Node]*metalNode
 	left    map[boot.MAC]departed
 	others  []rival
-	trouble string // of the interface
+	spent   map[id.Node]time.Time // when a token of a node was shown last that admits nothing
+	trouble string                // of the interface
 	ownCard boot.MAC
 }
 
@@ -115,7 +117,7 @@ var errAsleep = errors.New("waiting until it is switched on by hand")
 
 // newMetal opens the boot network and serves it.
 func newMetal(s Spec, d Dir, a *trust.Authority, events metalEvents) (m *metalNodes, err error) {
-	m = &metalNodes{spec: s, dir: d, cert: a.Certificate(), sign: a.Sign, events: events, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices), images: &images{dir: d, spec: s}}
+	m = &metalNodes{spec: s, dir: d, cert: a.Certificate(), sign: a.Sign, events: events, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), spent: make(map[id.Node]time.Time), boot: new(bootServices), images: &images{dir: d, spec: s}}
 	m.ctx, m.end = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {

@@ -31,6 +31,7 @@ type playedMetal struct {
 	alive atomic.Bool
 	woke  chan id.Node
 	met   chan boot.MAC
+	shown chan string // tokens
 
 	panics []string
 }
@@ -44,7 +45,7 @@ func playMetal(t *testing.T, rack *file.Machine, known ...metal.Card) *playedMet
 
 func playMetalWith(t *testing.T, proxy bool, rack *file.Machine, known ...metal.Card) *playedMetal {
 	t.Helper()
-	p := &playedMetal{t: t, woke: make(chan id.Node, 10), met: make(chan boot.MAC, 10)}
+	p := &playedMetal{t: t, woke: make(chan id.Node, 10), met: make(chan boot.MAC, 10), shown: make(chan string, 10)}
 	spec := Spec{Name: "m", Substrate: node.Metal, Profile: node.Isolated, Secret: "secret", Metal: MetalSpec{
 		Interface: "eth9", Proxy: proxy, Cards: filepath.Join(t.TempDir(), "cards.json"),
 		Plan: metal.Plan{Server: netip.MustParsePrefix("10.8.0.1/24"), Range: netip.MustParsePrefix("10.8.0.0/24")},
@@ -58,11 +59,11 @@ func playMetalWith(t *testing.T, proxy bool, rack *file.Machine, known ...metal.
 		t.Fatal(err)
 	}
 	p.metalNodes = &metalNodes{
-		spec: spec, dir: dir, cert: []byte{1}, cards: cards, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), boot: new(bootServices), images: &images{dir: dir, spec: spec}, power: rack, ownCard: cardOf(255),
+		spec: spec, dir: dir, cert: []byte{1}, cards: cards, nodes: make(map[id.Node]*metalNode), left: make(map[boot.MAC]departed), spent: make(map[id.Node]time.Time), boot: new(bootServices), images: &images{dir: dir, spec: spec}, power: rack, ownCard: cardOf(255),
 		alive: func(a netip.Addr) bool { return a.String() == "10.8.0.5" && p.alive.Load() },
 		events: metalEvents{
 			stage: func(id.Node, boot.Status) {}, woke: func(n id.Node) { p.woke <- n }, met: func(m boot.MAC) { p.met <- m },
-			changed: func() {}, log: t.Logf, panicked: func(n id.Node, why string) { p.panics = append(p.panics, fmt.Sprint(n, " ", why)) },
+			shown: func(number id.Node, mac boot.MAC, err error) { p.shown <- fmt.Sprint(number, " ", mac, " ", err) }, changed: func() {}, log: t.Logf, panicked: func(n id.Node, why string) { p.panics = append(p.panics, fmt.Sprint(n, " ", why)) },
 		},
 	}
 	p.turns = power.NewTurns(power.Pace{})

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -26,9 +27,9 @@ import (
 
 // A token of a node lets a machine that boots from a disk become that node without a person's
 // approval. The owner makes it and brings it on the disk; the machine presents it when it asks for
-// its configuration. The folder of the machine has the hash of each token that was not presented
-// yet, in a file by the number of the node. Presenting a token removes the file, whatever comes of
-// it, so a token is good for one attempt. A process that changes the folder has it locked.
+// its configuration. The folder of the machine has the hash of each token, in a file by the number
+// of the node. Presenting a token notes that there, whatever comes of it, so a token is good for
+// one attempt. A process that changes the folder has it locked.
 
 // NodeToken is the token of a node.
 type NodeToken struct {
@@ -54,8 +55,18 @@ func ParseNodeToken(text string) (t NodeToken, err error) {
 
 // storedToken is what the folder of the machine has of a token.
 type storedToken struct {
-	Hash    []byte    `json:"hash"`
+	Hash []byte `json:"hash"`
+	NodeTokenState
+}
+
+// NodeTokenState is what a machine knows of a token, but for its hash.
+type NodeTokenState struct {
+	Node    id.Node   `json:"node"`
+	Term    uint32    `json:"term"` // of the number that the node will have
+	Created time.Time `json:"created"`
 	Expires time.Time `json:"expires"`
+	Used    time.Time `json:"used,omitzero"`  // zero: it was not presented yet
+	Card    string    `json:"card,omitempty"` // the network card of the machine that has presented it
 }
 
 // The folder with the tokens of nodes, and the file that becomes the next one.
@@ -87,7 +98,7 @@ func (d Dir) lockTokens() (*os.File, error) {
 
 // MakeNodeToken makes the token of a node that the machine, of the substrate metal, does not have
 // yet. It replaces an earlier one of that node.
-func (d Dir) MakeNodeToken(number uint32, expires time.Time) (NodeToken, error) {
+func (d Dir) MakeNodeToken(number uint32, now, expires time.Time) (NodeToken, error) {
 	spec, err := d.ReadSpec()
 	if err != nil {
 		return NodeToken{}, err
@@ -114,18 +125,25 @@ func (d Dir) MakeNodeToken(number uint32, expires time.Time) (NodeToken, error) 
 	}
 	defer locked.Close()
 	t := NodeToken{id.Node(number), trust.NewSecret()}
-	text, err := json.Marshal(storedToken{t.Secret.Hash(), expires})
+	state := NodeTokenState{Node: t.Node, Term: r.Term(number) + 1, Created: now, Expires: expires}
+	return t, d.writeToken(storedToken{t.Secret.Hash(), state})
+}
+
+// writeToken records a token. The caller has the folder locked.
+func (d Dir) writeToken(stored storedToken) error {
+	text, err := json.Marshal(stored)
 	if err != nil {
-		return NodeToken{}, err
+		return err
 	}
 	next := d.file(tokensName, nextToken)
 	if err := writeFile(next, append(text, '\n')); err != nil {
-		return NodeToken{}, err
+		return err
 	}
-	return t, os.Rename(next, d.tokenFile(t.Node))
+	return os.Rename(next, d.tokenFile(stored.Node))
 }
 
-// RevokeNodeToken removes the token of a node. It is an error if there is none.
+// RevokeNodeToken removes the token of a node. It is an error if there is none that was not
+// presented yet.
 func (d Dir) RevokeNodeToken(number uint32) error {
 	if _, err := d.ReadSpec(); err != nil {
 		return err
@@ -133,7 +151,13 @@ func (d Dir) RevokeNodeToken(number uint32) error {
 	locked, err := d.lockTokens()
 	if err == nil {
 		defer locked.Close()
-		err = os.Remove(d.tokenFile(id.Node(number)))
+		var stored storedToken
+		if stored, err = readToken(d.tokenFile(id.Node(number))); err == nil && !stored.Used.IsZero() {
+			return control.Failf(control.Code_CODE_REFUSED, "the token of node%d was used at %s, and admits nothing any more", number, stored.Used.Format(time.DateTime))
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			err = os.Remove(d.tokenFile(id.Node(number))) // also a damaged one
+		}
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return control.Failf(control.Code_CODE_NOT_FOUND, "machine %s has no token of node%d", d.Name(), number)
@@ -150,17 +174,29 @@ func readToken(path string) (stored storedToken, err error) {
 	return stored, err
 }
 
-// promised returns the numbers of nodes that have a token which was not presented yet and has not
-// expired. A token that cannot be read admits nothing, and keeps no number.
-func (d Dir) promised(now time.Time) (numbers []uint32) {
+// NodeTokens returns the last token of each node, used or not, by number. A token that cannot be
+// read admits nothing, and is left out.
+func (d Dir) NodeTokens() []NodeTokenState {
+	all := []NodeTokenState{}
 	entries, _ := os.ReadDir(d.file(tokensName)) // there is none before the first token
 	for _, e := range entries {
-		n, err := strconv.ParseUint(e.Name(), 10, 32)
-		if err != nil {
+		if _, err := strconv.ParseUint(e.Name(), 10, 32); err != nil {
 			continue // the next one, which is being written
 		}
-		if stored, err := readToken(d.file(tokensName, e.Name())); err == nil && now.Before(stored.Expires) {
-			numbers = append(numbers, uint32(n))
+		if stored, err := readToken(d.file(tokensName, e.Name())); err == nil {
+			all = append(all, stored.NodeTokenState)
+		}
+	}
+	slices.SortFunc(all, func(a, b NodeTokenState) int { return cmp.Compare(a.Node, b.Node) })
+	return all
+}
+
+// promised returns the numbers of nodes that have a token which was not presented yet and has not
+// expired.
+func (d Dir) promised(now time.Time) (numbers []uint32) {
+	for _, t := range d.NodeTokens() {
+		if t.Used.IsZero() && now.Before(t.Expires) {
+			numbers = append(numbers, uint32(t.Node))
 		}
 	}
 	return numbers
@@ -168,10 +204,24 @@ func (d Dir) promised(now time.Time) (numbers []uint32) {
 
 // errToken reports a text that is not the token of a node, and gives no reason: any station can
 // ask.
-var errToken = errors.New("it is not a token of this machine, or was used before")
+var errToken = errors.New("it is not a token of this machine, or was replaced")
 
-// spendNodeToken uses up a token, and returns its node. An expired one is used up as well.
-func (d Dir) spendNodeToken(now time.Time, text string) (id.Node, error) {
+// spentError reports a token of the machine that admits nothing. Its secret was shown, so the
+// reason need not be hidden.
+type spentError struct {
+	node id.Node
+	why  string
+}
+
+func (e *spentError) Error() string { return e.why }
+
+// backSlack is how much earlier than the creation of a token the clock may be when it is presented.
+// A clock that was set back further would prolong the token.
+const backSlack = time.Minute
+
+// spendNodeToken uses up a token, which a machine with a network card brings, and returns its node.
+// An expired one is used up as well, and one from the future is not.
+func (d Dir) spendNodeToken(now time.Time, text string, card boot.MAC) (id.Node, error) {
 	t, err := ParseNodeToken(text)
 	if err != nil {
 		return 0, errToken
@@ -185,28 +235,43 @@ func (d Dir) spendNodeToken(now time.Time, text string) (id.Node, error) {
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !t.Secret.Is(stored.Hash) {
 		return 0, errToken
 	}
+	refused := func(format string, at time.Time) error {
+		return &spentError{t.Node, fmt.Sprintf(format, at.Format(time.DateTime))}
+	}
 	if err == nil {
-		err = os.Remove(d.tokenFile(t.Node))
+		switch {
+		case !stored.Used.IsZero():
+			return 0, refused("it was used before, at %s", stored.Used)
+		case now.Before(stored.Created.Add(-backSlack)):
+			return 0, refused("it was made at %s, which is in the future: the clock of the service host was set back", stored.Created)
+		}
+		stored.Node, stored.Used, stored.Card = t.Node, now, card.String()
+		err = d.writeToken(stored)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("it cannot be checked: %w", err)
 	}
 	if !now.Before(stored.Expires) {
-		return 0, fmt.Errorf("it expired at %s", stored.Expires.Format(time.DateTime))
+		return 0, refused("it expired at %s", stored.Expires)
 	}
 	return t.Node, nil
 }
 
 // token uses up the token that a machine on the boot network brings. A guest becomes its node.
 func (m *metalNodes) token(h boot.Host, text string) error {
-	number, err := m.dir.spendNodeToken(time.Now(), text)
+	now := time.Now()
+	number, err := m.dir.spendNodeToken(now, text, h.MAC)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, known := m.cards.Node(h.MAC)
 	if err != nil {
+		if spent := (*spentError)(nil); errors.As(err, &spent) && !known && now.Sub(m.spent[spent.node]) >= warnPause {
+			m.spent[spent.node] = now
+			m.running.Go(func() { m.events.shown(spent.node, h.MAC, err) })
+		}
 		return err
 	}
-	m.mu.Lock()
-	_, known := m.cards.Node(h.MAC)
-	m.cards.Met(time.Now(), h.MAC)
-	m.mu.Unlock()
+	m.cards.Met(now, h.MAC)
 	if known {
 		m.events.log("%v has brought the token of node%d, and is a node without it: the token is used up", h, number)
 		return nil

@@ -41,13 +41,14 @@ func TestNodeTokenModel(t *testing.T) {
 	random := rand.New(rand.NewPCG(check.Seed(t), 0))
 	now := time.Unix(1e9, 0)
 	valid, expires := make(map[id.Node]string), make(map[id.Node]time.Time)
+	used := make(map[id.Node]time.Time) // tokens that were not replaced
 	past := []string{"", "3", "3-", "2-" + strings.Repeat("00", 32)}
 	for step := range 500 {
 		number := id.Node(2 + random.IntN(3))
 		switch random.IntN(5) {
 		case 0:
 			until := now.Add(time.Duration(1+random.IntN(10)) * time.Minute)
-			token, err := d.MakeNodeToken(uint32(number), until)
+			token, err := d.MakeNodeToken(uint32(number), now, until)
 			if err != nil || token.Node != number {
 				t.Fatalf("step %d: %v, %v", step, token, err)
 			}
@@ -55,6 +56,7 @@ func TestNodeTokenModel(t *testing.T) {
 				past = append(past, old)
 			}
 			valid[number], expires[number] = token.String(), until
+			delete(used, number)
 		case 1:
 			err := d.RevokeNodeToken(uint32(number))
 			if (err == nil) != (valid[number] != "") {
@@ -66,7 +68,7 @@ func TestNodeTokenModel(t *testing.T) {
 			delete(valid, number)
 		case 2:
 			text := past[random.IntN(len(past))]
-			if got, err := d.spendNodeToken(now, text); err == nil {
+			if got, err := d.spendNodeToken(now, text, cardOf(9)); err == nil {
 				t.Fatalf("step %d: %q admits as node%d", step, text, got)
 			}
 		case 3:
@@ -74,18 +76,24 @@ func TestNodeTokenModel(t *testing.T) {
 			if text == "" {
 				continue
 			}
-			got, err := d.spendNodeToken(now, text)
+			got, err := d.spendNodeToken(now, text, cardOf(9))
 			if (err == nil) != now.Before(expires[number]) || err == nil && got != number {
 				t.Fatalf("step %d: the token of node%d, until %v, at %v: node%d, %v", step, number, expires[number], now, got, err)
 			}
 			past = append(past, text)
 			delete(valid, number)
+			used[number] = now
 		case 4:
 			now = now.Add(time.Duration(random.IntN(4)) * time.Minute)
 		}
 		files, err := filepath.Glob(d.file(tokensName, "*"))
-		if err != nil || len(files) != len(valid) {
+		if err != nil || len(files) != len(valid)+len(used) {
 			t.Fatalf("step %d: %v, %v, want %v", step, files, err, valid)
+		}
+		for _, token := range d.NodeTokens() {
+			if at := used[token.Node]; !token.Used.Equal(at) || (valid[token.Node] == "") != !at.IsZero() || !at.IsZero() && token.Card != cardOf(9).String() || token.Term != 1 {
+				t.Fatalf("step %d: listed is %+v", step, token)
+			}
 		}
 		for _, path := range files {
 			text, err := os.ReadFile(path)
@@ -104,7 +112,7 @@ func TestNodeTokenModel(t *testing.T) {
 // Of machines that present a token at the same time, one is admitted.
 func TestNodeTokenOnce(t *testing.T) {
 	d := madeMetal(t)
-	token, err := d.MakeNodeToken(3, time.Now().Add(time.Hour))
+	token, err := d.MakeNodeToken(3, time.Now(), time.Now().Add(time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +120,7 @@ func TestNodeTokenOnce(t *testing.T) {
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			if _, err := d.spendNodeToken(time.Now(), token.String()); err == nil {
+			if _, err := d.spendNodeToken(time.Now(), token.String(), cardOf(9)); err == nil {
 				admitted.Add(1)
 			}
 		})
@@ -131,14 +139,14 @@ func TestNodeTokensTogether(t *testing.T) {
 	for i := range tokens {
 		all.Go(func() {
 			var err error
-			if tokens[i], err = d.MakeNodeToken(uint32(2+i), time.Now().Add(time.Hour)); err != nil {
+			if tokens[i], err = d.MakeNodeToken(uint32(2+i), time.Now(), time.Now().Add(time.Hour)); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	all.Wait()
 	for i, token := range tokens {
-		if number, err := d.spendNodeToken(time.Now(), token.String()); err != nil || number != id.Node(2+i) {
+		if number, err := d.spendNodeToken(time.Now(), token.String(), cardOf(9)); err != nil || number != id.Node(2+i) {
 			t.Errorf("the token of node%d: node%d, %v", 2+i, number, err)
 		}
 	}
@@ -148,7 +156,7 @@ func TestNodeTokensTogether(t *testing.T) {
 func TestNodeTokenRefused(t *testing.T) {
 	d := madeMetal(t)
 	for number, want := range map[uint32]string{1: "is a node of machine m already", 500: "has addresses for"} {
-		if _, err := d.MakeNodeToken(number, time.Now()); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := d.MakeNodeToken(number, time.Now(), time.Now()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("node%d: %v", number, err)
 		}
 	}
@@ -160,7 +168,7 @@ func TestNodeTokenRefused(t *testing.T) {
 	if err := d.writeSpec(spec); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.MakeNodeToken(3, time.Now()); err == nil || !strings.Contains(err.Error(), "has no boot network") {
+	if _, err := d.MakeNodeToken(3, time.Now(), time.Now()); err == nil || !strings.Contains(err.Error(), "has no boot network") {
 		t.Errorf("virtual nodes: %v", err)
 	}
 }
@@ -184,7 +192,7 @@ func TestMetalToken(t *testing.T) {
 	p.events.admitted = func(number id.Node, mac boot.MAC) { done <- h.admit(served, number, mac) }
 	token := func(number uint32) string {
 		t.Helper()
-		made, err := d.MakeNodeToken(number, time.Now().Add(time.Hour))
+		made, err := d.MakeNodeToken(number, time.Now(), time.Now().Add(time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -208,7 +216,7 @@ func TestMetalToken(t *testing.T) {
 	if r, err := d.ReadRoster(p.spec); err != nil || r.String() != "node0,3" {
 		t.Errorf("roster %v, %v", r, err)
 	}
-	if err := p.token(boot.Host{Guest: true, MAC: cardOf(4)}, third); err == nil || strings.Contains(err.Error(), "-") {
+	if err := p.token(boot.Host{Guest: true, MAC: cardOf(4)}, third); err == nil || strings.Contains(err.Error(), strings.TrimPrefix(third, "3-")) {
 		t.Errorf("a second machine with the token: %v", err)
 	}
 	fourth := token(4)
@@ -243,7 +251,7 @@ func TestMetalPromised(t *testing.T) {
 		t.Fatal(err)
 	}
 	for number, life := range map[uint32]time.Duration{1: time.Hour, 2: -time.Second} {
-		if _, err := d.MakeNodeToken(number, time.Now().Add(life)); err != nil {
+		if _, err := d.MakeNodeToken(number, time.Now(), time.Now().Add(life)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -275,4 +283,51 @@ func FuzzParseNodeToken(f *testing.F) {
 			t.Errorf("%q is %v", text, token)
 		}
 	})
+}
+
+// A clock that was set back does not prolong a token: it admits nothing before it was made.
+func TestNodeTokenFromTheFuture(t *testing.T) {
+	d := madeMetal(t)
+	made := time.Unix(1e9, 0)
+	token, err := d.MakeNodeToken(3, made, made.Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.spendNodeToken(made.Add(-backSlack-1), token.String(), cardOf(1)); err == nil || !strings.Contains(err.Error(), "which is in the future") {
+		t.Errorf("before its creation: %v", err)
+	}
+	if _, err := d.spendNodeToken(made.Add(-backSlack), token.String(), cardOf(1)); err != nil {
+		t.Errorf("as the clock was corrected a little: %v", err)
+	}
+}
+
+// Tokens of the machine that admit nothing are reported for the audit log, once in a while for each
+// node; other texts, and tokens of nodes that bring them at each boot, are not.
+func TestMetalTokenShown(t *testing.T) {
+	d := madeMetal(t)
+	p := playMetal(t, nil, metal.Card{Node: 0, MAC: cardOf(1).String()})
+	p.dir = d
+	token, err := d.MakeNodeToken(3, time.Now(), time.Now().Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.spendNodeToken(time.Now(), token.String(), cardOf(2)); err != nil {
+		t.Fatal(err)
+	}
+	node := boot.Host{Node: 0, MAC: cardOf(1)}
+	for _, host := range []boot.Host{node, {Guest: true, MAC: cardOf(4)}, {Guest: true, MAC: cardOf(5)}} {
+		if err := p.token(host, token.String()); err == nil || !strings.Contains(err.Error(), "it was used before, at ") {
+			t.Errorf("%v: %v", host, err)
+		}
+	}
+	if err := p.token(boot.Host{Guest: true, MAC: cardOf(4)}, "3-"+strings.Repeat("00", 32)); err == nil {
+		t.Error("another text admits")
+	}
+	if got := within(t, p.shown); !strings.HasPrefix(got, "3 "+cardOf(4).String()+" it was used before") {
+		t.Errorf("reported is %q", got)
+	}
+	p.running.Wait()
+	if len(p.shown) > 0 {
+		t.Errorf("reported as well is %q", <-p.shown)
+	}
 }

@@ -26,7 +26,8 @@ const (
 	mostText   = 200     // bytes of a text in a line
 )
 
-// Entry is a line of an audit log: a refused request.
+// Entry is a line of an audit log: a refused request, or a machine that has shown the token of a
+// node.
 type Entry struct {
 	Time    time.Time `json:"time"`
 	UID     uint32    `json:"uid"`
@@ -85,8 +86,8 @@ func (a *Audit) open() error {
 // old is where the file before this one is.
 func (a *Audit) old() string { return a.path + ".old" }
 
-// Refused adds a line, or counts the refusal if this user has had too many lines.
-func (a *Audit) Refused(now time.Time, c Caller, request, object string) error {
+// Add adds a line, or counts it if this user has had too many lines.
+func (a *Audit) Add(now time.Time, c Caller, request, object string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	t := a.teller(c.UID)

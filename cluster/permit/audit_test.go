@@ -38,7 +38,7 @@ func TestAudit(t *testing.T) {
 	ann, bob := Caller{UID: 1001, Name: "ann", Role: User}, Caller{UID: 1002, Name: "bob", Role: User}
 	refuse := func(at time.Time, c Caller, object string) {
 		t.Helper()
-		if err := a.Refused(at, c, "Kill", object); err != nil {
+		if err := a.Add(at, c, "Kill", object); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -82,7 +82,7 @@ func TestAuditRotates(t *testing.T) {
 	object := strings.Repeat("x", 2*mostText)
 	const lines = 2 * auditSize / mostText
 	for i := range lines {
-		if err := a.Refused(noon.Add(time.Duration(i)*time.Second), Caller{UID: 1001, Name: fmt.Sprint(i), Role: User}, "Kill", object); err != nil {
+		if err := a.Add(noon.Add(time.Duration(i)*time.Second), Caller{UID: 1001, Name: fmt.Sprint(i), Role: User}, "Kill", object); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -102,7 +102,7 @@ func TestAuditRotates(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.size = auditSize
-	if err := a.Refused(noon.Add(lines*time.Second), Caller{UID: 1001, Name: "last", Role: User}, "Kill", object); err != nil {
+	if err := a.Add(noon.Add(lines*time.Second), Caller{UID: 1001, Name: "last", Role: User}, "Kill", object); err != nil {
 		t.Error(err)
 	}
 	if entries = read(t, a); entries[len(entries)-1].User != "last" {
@@ -122,7 +122,7 @@ func TestAuditRotates(t *testing.T) {
 func TestAuditOfManyUsers(t *testing.T) {
 	a := openAudit(t, filepath.Join(t.TempDir(), "audit.log"))
 	for uid := range uint32(auditUsers + 3*auditBurst) {
-		if err := a.Refused(noon, Caller{UID: uid, Name: "x", Role: Stranger}, "connect", "machine"); err != nil {
+		if err := a.Add(noon, Caller{UID: uid, Name: "x", Role: Stranger}, "connect", "machine"); err != nil {
 			t.Fatal(err)
 		}
 	}

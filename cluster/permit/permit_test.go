@@ -19,7 +19,7 @@ var others = strings.Fields(`
 	Register Registered Heartbeat LogLine FirmwareLog Prepare Start Forget Loaded JobFault Rewind Finish Forgotten Prepared Started
 	Record StdinTaken FileTaken RunReply JobState Nodes Jobs NoiseReport MachineStatus OutputRemoved NodesDrained
 	Extensions ExtensionNotes Events Clock Samples Stacks KernelLog DutiesSet FilesPiece
-	NodeExit NodeBoot NodeUp NodeStage NodePanic RebootNode SwitchNode NodesAdded NodesLeaving NodesEvicted RemoveNode Roster Audit Guests Token Tokens
+	NodeExit NodeBoot NodeUp NodeStage NodePanic RebootNode SwitchNode NodesAdded NodesLeaving NodesEvicted RemoveNode Roster Audit Guests TokenShown Token Tokens
 	Update StageImage ImageStaged KeepImage ImagePiece StartImage
 `)
 

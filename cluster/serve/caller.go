@@ -12,6 +12,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/permit"
+	"margay/internal/printable"
 )
 
 // How many connections of users that the owner lets in may be open at a time: in all, and of one
@@ -92,9 +93,18 @@ func (s *Server) refused(c permit.Caller, request, object string) {
 	if s.config.Audit == nil {
 		return
 	}
-	if err := s.config.Audit.Refused(time.Now(), c, request, object); err != nil {
+	if err := s.config.Audit.Add(time.Now(), c, request, object); err != nil {
 		s.log.Printf("%v", err)
 	}
+}
+
+// tokenShown adds a line about the token of a node to the audit log.
+func (s *Server) tokenShown(m *control.TokenShown) {
+	what := fmt.Sprintf("the machine with the network card %s becomes node%d", m.Mac, m.Node)
+	if m.Refused != "" {
+		what = fmt.Sprintf("the machine with the network card %s does not become node%d: %s", m.Mac, m.Node, m.Refused)
+	}
+	s.refused(permit.Unknown, "node token", printable.Line(what))
 }
 
 // userOf returns the user of a job, and whether there is such a job, ended ones included.

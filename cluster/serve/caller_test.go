@@ -336,3 +336,20 @@ func TestQueuedSize(t *testing.T) {
 		}
 	}
 }
+
+// The audit log has the machines that have shown tokens of nodes.
+func TestNodeTokensAudited(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 1, letsIn(t))
+		h := m.playHolder(nil)
+		h.tell(&control.TokenShown{Node: 3, Mac: "52:54:00:00:00:01"})
+		h.tell(&control.TokenShown{Node: 3, Mac: "52:54:00:00:00:02", Refused: "it was used before"})
+		want := []string{
+			"(unknown): node token: the machine with the network card 52:54:00:00:00:01 becomes node3",
+			"(unknown): node token: the machine with the network card 52:54:00:00:00:02 does not become node3: it was used before",
+		}
+		if got := m.audited(); !slices.Equal(got, want) {
+			t.Errorf("the audit log has %q", got)
+		}
+	})
+}

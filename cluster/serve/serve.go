@@ -474,6 +474,8 @@ func (s *Server) serveHolder(conn *control.Conn) error {
 			s.mu.Lock()
 			s.guests = m
 			s.mu.Unlock()
+		case *control.TokenShown:
+			s.tokenShown(m)
 		}
 	})
 }

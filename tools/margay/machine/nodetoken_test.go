@@ -39,6 +39,15 @@ func TestNodeToken(t *testing.T) {
 	if _, secret, _ := strings.Cut(stdout, "-"); err != nil || strings.Contains(string(stored), strings.TrimSpace(secret)) {
 		t.Errorf("%s, %v", stored, err)
 	}
+	status, stdout, stderr = margaytest.Margay("", "node", "token", "--list")
+	if lines := strings.Split(stdout, "\n"); status != 0 || len(lines) != 3 || !strings.HasPrefix(lines[0], "NODE   TERM  CREATED") || !strings.HasPrefix(lines[1], "node3  1     20") {
+		t.Errorf("listed: %d, %q, %s", status, stdout, stderr)
+	}
+	status, stdout, stderr = margaytest.Margay("", "node", "token", "--list", "--json")
+	margaytest.Wants(t, status, 0, stdout+stderr, `"node": 3`, `"term": 1`, `"created": "`, `"expires": "`)
+	if strings.Contains(stdout, "hash") || strings.Contains(stdout, `"used"`) {
+		t.Errorf("listed: %s", stdout)
+	}
 	for _, c := range []struct {
 		args   string
 		status int
@@ -47,6 +56,9 @@ func TestNodeToken(t *testing.T) {
 		{"node token 3 --revoke", 0, ""},
 		{"node token 3 --revoke", 125, "machine rack has no token of node3"},
 		{"node token", 125, "NODE is missing"},
+		{"node token 3 --list", 125, "node token takes no arguments, but is given"},
+		{"node token --list --revoke", 125, "--revoke has no meaning with --list"},
+		{"node token 3 --json", 125, "--json is for --list"},
 		{"node token 1", 125, "node1 is a node of machine rack already"},
 		{"node token 3..4", 125, "node3-4 are 2 nodes, and a token is of one"},
 		{"node token 900", 125, "has addresses for 190 nodes"},

@@ -80,8 +80,8 @@ func (a commands) auditCommand() *cobra.Command {
 	return a.JSONFlag(&cobra.Command{
 		Use:   "audit",
 		Short: "List the requests that a machine has refused to users",
-		Long: `List the requests that a machine has refused to its users (margay machine up --users), and the connections of others. A
-machine keeps about the last ten thousand. When one user makes more than a hundred in a row, most of them are only counted.`,
+		Long: `List the requests that a machine has refused to its users (margay machine up --users), the connections of others, and the machines
+that have shown the token of a node (margay node token). A machine keeps about the last ten thousand. When one user makes more than a hundred in a row, most of them are only counted.`,
 		Example: "  margay machine audit -m lab\n  margay machine audit --json | jq -r '.lines[].user'",
 		Args:    command.NoArguments,
 		RunE: func(c *cobra.Command, _ []string) error {
