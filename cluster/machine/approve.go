@@ -3,6 +3,7 @@ package machine
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"margay/cluster/boot"
@@ -25,22 +26,49 @@ func (h *holder) approve(ctx, served context.Context, m *control.ApproveGuests) 
 	if added, err := h.repeated(m.Order); added != nil || err != nil {
 		return added, err
 	}
-	grown, added, err := h.roster.Grow(len(m.Macs), append(nodes.busy(), h.dir.promised(time.Now())...)...)
+	var macs []boot.MAC
+	for _, text := range m.Macs {
+		mac, err := metal.ParseMAC(text)
+		if err != nil {
+			return nil, control.Failf(control.Code_CODE_REFUSED, "%v", err)
+		}
+		macs = append(macs, mac)
+	}
+	grown, added, err := h.number(nodes, macs)
 	if err != nil {
 		return nil, control.Failf(control.Code_CODE_NO_ROOM, "%v: take nodes out (margay machine shrink -m %s)", err, h.spec.Name)
 	}
-	return h.makeNodes(ctx, served, nodes, m.Order, m.Macs, grown, added)
+	return h.makeNodes(ctx, served, nodes, m.Order, macs, grown, added)
+}
+
+// number returns the roster with nodes more, and their numbers. A machine that the machine file
+// names has the number of the file, and no other machine gets such a number: it would be switched
+// by the driver of the named one. The caller holds h.changing.
+func (h *holder) number(nodes *metalNodes, macs []boot.MAC) (grown roster.Roster, added []uint32, err error) {
+	taken := append(nodes.busy(), h.dir.promised(time.Now())...)
+	grown = h.roster
+	for _, mac := range macs {
+		named, own, known := nodes.named(mac)
+		var numbers []uint32
+		if known && !grown.Has(own) && !slices.Contains(taken, own) {
+			numbers = []uint32{own}
+			grown, err = grown.With(own)
+		} else {
+			grown, numbers, err = grown.Grow(1, append(named, taken...)...)
+		}
+		if err != nil {
+			return grown, nil, err
+		}
+		added = append(added, numbers...)
+	}
+	return grown, added, nil
 }
 
 // makeNodes makes machines on the boot network nodes, with the numbers that a roster has more than
 // the last one. The caller holds h.changing.
-func (h *holder) makeNodes(ctx, served context.Context, nodes *metalNodes, order string, macs []string, grown roster.Roster, added []uint32) (*control.NodesAdded, error) {
-	for i, text := range macs {
-		mac, err := metal.ParseMAC(text)
-		if err == nil {
-			err = nodes.join(id.Node(added[i]), mac)
-		}
-		if err != nil {
+func (h *holder) makeNodes(ctx, served context.Context, nodes *metalNodes, order string, macs []boot.MAC, grown roster.Roster, added []uint32) (*control.NodesAdded, error) {
+	for i, mac := range macs {
+		if err := nodes.join(id.Node(added[i]), mac); err != nil {
 			for _, number := range added[:i] {
 				nodes.remove(id.Node(number))
 			}

@@ -451,7 +451,11 @@ func (m *metalNodes) join(number id.Node, mac boot.MAC) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	waits := slices.ContainsFunc(m.cards.Guests(), func(g metal.Guest) bool { return g.MAC == mac })
-	if err := m.cards.Join(mac, number); err != nil {
+	card := metal.Card{Node: number, MAC: mac.String()}
+	if entry, ok := m.entry(number); ok && m.isGuest(entry, mac) {
+		card = cardOfFile(entry)
+	}
+	if err := m.cards.Admit(card, mac); err != nil {
 		return err
 	}
 	m.boot.services.Forget(mac) // a guest's place is free from now on

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"margay/cluster/power"
 	"margay/cluster/power/file"
 	"margay/cluster/power/wake"
+	"margay/internal/uuid"
 	"margay/kernel/abi/id"
 )
 
@@ -39,7 +41,58 @@ func (m *metalNodes) unswitched(number id.Node) string {
 	if m.power == nil || !m.power.Switched(uint32(number)) {
 		return "it has no entry below power in the machine file"
 	}
+	if entry, ok := m.entry(number); ok && !m.is(entry) {
+		return fmt.Sprintf("its entry below power in the machine file is for the machine %v, and it is another one", entry)
+	}
 	return ""
+}
+
+// entry returns how the machine file knows the node of a number, if it does.
+func (m *metalNodes) entry(number id.Node) (file.Card, bool) {
+	if m.power == nil {
+		return file.Card{}, false
+	}
+	cards := m.power.Cards()
+	i := slices.IndexFunc(cards, func(c file.Card) bool { return id.Node(c.Node) == number })
+	if i < 0 {
+		return file.Card{}, false
+	}
+	return cards[i], true
+}
+
+// is reports whether the node of an entry of the machine file is the machine of the entry. The
+// caller holds m.mu.
+func (m *metalNodes) is(entry file.Card) bool {
+	number := id.Node(entry.Node)
+	mac, _ := m.cards.MAC(number)
+	return (entry.MAC == nil || bytes.Equal(entry.MAC, mac[:])) && (entry.UUID == uuid.ID{} || m.cards.Machine(number).Key() == entry.UUID.Key())
+}
+
+// isGuest reports whether a guest, or a card that was not seen yet, is the machine of an entry of
+// the machine file. The caller holds m.mu.
+func (m *metalNodes) isGuest(entry file.Card, mac boot.MAC) bool {
+	machine := m.cards.GuestMachine(mac)
+	if entry.MAC != nil && !bytes.Equal(entry.MAC, mac[:]) {
+		return false
+	}
+	return entry.UUID == uuid.ID{} || machine.Key() == entry.UUID.Key() || entry.MAC != nil && machine == (uuid.ID{})
+}
+
+// named returns the numbers that the machine file has for machines, and the number that it has for
+// the machine of a guest, if it has one: how it is switched follows from that.
+func (m *metalNodes) named(mac boot.MAC) (all []uint32, own uint32, known bool) {
+	if m.power == nil {
+		return nil, 0, false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, entry := range m.power.Cards() {
+		all = append(all, entry.Node)
+		if m.isGuest(entry, mac) {
+			own, known = entry.Node, true
+		}
+	}
+	return all, own, known
 }
 
 // byHand returns why a node can only be ended and started again by hand; empty: it has a driver.

@@ -19,7 +19,9 @@ import (
 	"margay/cluster/power"
 	"margay/cluster/power/file"
 	"margay/cluster/power/wake"
+	"margay/cluster/roster"
 	"margay/internal/check"
+	"margay/internal/uuid"
 	"margay/kernel/abi/id"
 )
 
@@ -473,5 +475,61 @@ func TestDownNamesByHand(t *testing.T) {
 	}
 	if want := "not switched off, because nothing here can do that: node3-4. Each runs on and reboots within ten minutes, unless it is switched off by hand"; !slices.Equal(told, []string{want}) {
 		t.Errorf("told %q", told)
+	}
+}
+
+// The machine file says for some numbers which machines they are. Such a machine has its number and
+// its driver when it is approved, and no other machine has them.
+func TestDriverFollowsIdentity(t *testing.T) {
+	const known, other = "4c4c4544-0042-3510-8051-b4c04f4a4e32", "4c4c4544-0042-3510-8051-b4c04f4a4e33"
+	f, err := file.Parse([]byte(fmt.Sprintf(`
+nodes: [{number: 0, mac: %q}, {number: 1, mac: %q}, {number: 2, uuid: %s}, {number: 3, mac: %q, uuid: %s}]
+power: [{nodes: 0..9, driver: command, command: [/bin/true]}]
+`, cardOf(1).String(), cardOf(2).String(), known, cardOf(4).String(), other)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := playMetal(t, f, metal.Card{Node: 0, MAC: cardOf(1).String()})
+	h := &holder{dir: p.dir, spec: p.spec, roster: roster.New(1), substrate: p.metalNodes, log: t.Logf}
+	guest := func(n int, machine string) boot.MAC {
+		t.Helper()
+		q := boot.Question{Kind: boot.Discover, MAC: cardOf(n), Means: boot.ByScript}
+		if q.UUID, err = uuid.Parse(machine); err != nil {
+			t.Fatal(err)
+		}
+		if why := p.asks(time.Now(), q); why != "" {
+			t.Fatal(why)
+		}
+		p.metalNodes.met(q.MAC)
+		return q.MAC
+	}
+	macs := []boot.MAC{cardOf(20), guest(3, known), cardOf(2), guest(4, "4c4c4544-0042-3510-8051-b4c04f4a4e34"), cardOf(21)}
+	_, added, err := h.number(p.metalNodes, macs)
+	if want := []uint32{4, 2, 1, 5, 6}; err != nil || !slices.Equal(added, want) {
+		t.Fatalf("they become %v, %v, want %v", added, err, want)
+	}
+	for i, mac := range macs {
+		if err := p.join(id.Node(added[i]), mac); err != nil {
+			t.Fatal(err)
+		}
+		if why := p.byHand(id.Node(added[i])); why != "" {
+			t.Errorf("node%d has no driver: %s", added[i], why)
+		}
+	}
+	if len(p.guests().Guests) > 0 {
+		t.Errorf("%v still wait", p.guests())
+	}
+	if number, known, err := p.cards.Find(cardOf(9), p.cards.Machine(2)); number != 2 || !known || err != nil {
+		t.Errorf("with another card node2 is node%d, %v, %v", number, known, err)
+	}
+	if err := p.join(3, cardOf(22)); err != nil { // by a token of node3
+		t.Fatal(err)
+	}
+	want := "its entry below power in the machine file is for the machine " + cardOf(4).String() + " and " + other + ", and it is another one"
+	if why := p.byHand(3); why != want {
+		t.Errorf("a stranger that is node3: %q", why)
+	}
+	if _, _, err := p.start(3, 1); !errors.Is(err, errAsleep) || p.node(3).driver != nil {
+		t.Errorf("it has the driver %v, %v", p.node(3).driver, err)
 	}
 }

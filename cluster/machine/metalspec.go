@@ -134,11 +134,7 @@ func (m *MetalSpec) firstCards(o *UpOptions) (*metal.Cards, error) {
 			return nil, err
 		}
 		for _, c := range f.Cards() {
-			known := metal.Card{Node: id.Node(c.Node), MAC: c.MAC.String()}
-			if c.UUID != (uuid.ID{}) {
-				known.UUID = c.UUID.String()
-			}
-			all = append(all, known)
+			all = append(all, cardOfFile(c))
 		}
 	}
 	cards, err := metal.NewCards(m.Plan, all)
@@ -165,6 +161,15 @@ func (m *MetalSpec) firstCards(o *UpOptions) (*metal.Cards, error) {
 		}
 	}
 	return cards, nil
+}
+
+// cardOfFile returns how the machine file knows a node.
+func cardOfFile(c file.Card) metal.Card {
+	known := metal.Card{Node: id.Node(c.Node), MAC: c.MAC.String()}
+	if c.UUID != (uuid.ID{}) {
+		known.UUID = c.UUID.String()
+	}
+	return known
 }
 
 // writeCards records the cards of nodes. A reader gets all of the last ones or of these, also after

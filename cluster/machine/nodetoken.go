@@ -299,6 +299,6 @@ func (h *holder) admit(served context.Context, number id.Node, mac boot.MAC) err
 	if err != nil {
 		return err
 	}
-	_, err = h.makeNodes(served, served, nodes, trust.NewToken(), []string{mac.String()}, grown, []uint32{uint32(number)})
+	_, err = h.makeNodes(served, served, nodes, trust.NewToken(), []boot.MAC{mac}, grown, []uint32{uint32(number)})
 	return err
 }

@@ -208,6 +208,26 @@ func (c *Cards) Join(mac boot.MAC, n id.Node) error {
 	return nil
 }
 
+// Machine returns the machine that a node is known by; zero: it is known by its card.
+func (c *Cards) Machine(n id.Node) uuid.ID { return c.uuids[n] }
+
+// GuestMachine returns the machine that a guest has named last; zero: it has named none.
+func (c *Cards) GuestMachine(mac boot.MAC) uuid.ID {
+	if g := c.guests[mac]; g != nil {
+		return g.machine
+	}
+	return uuid.ID{}
+}
+
+// Admit is Add for the machine of a guest, which is none any more.
+func (c *Cards) Admit(card Card, guest boot.MAC) error {
+	if err := c.Add(card); err != nil {
+		return err
+	}
+	c.drop(guest)
+	return nil
+}
+
 // Leave forgets a node that has left the machine.
 func (c *Cards) Leave(n id.Node) {
 	if mac, ok := c.macs[n]; ok {
