@@ -126,6 +126,10 @@ type Config struct {
 	// Met is called with a guest that fetches the script, or asks for its configuration. It may be
 	// nil.
 	Met func(MAC)
+	// Pinned is called when a host asks for its configuration, with the machine that its image
+	// belongs to, which is empty if it belongs to any. It returns why it gets none, if that is
+	// another one. It may be nil.
+	Pinned func(h Host, machine string) (refusal string)
 	// Token is called with the token that a host brings when it asks for its configuration, and
 	// returns an error if that admits nothing. Nil: no host can bring one.
 	Token func(Host, string) error

@@ -307,3 +307,51 @@ func TestAsks(t *testing.T) {
 		}
 	}
 }
+
+// A host whose image is for another machine is refused its configuration, and shows no token. As a
+// guest it is reported nevertheless.
+func TestPinned(t *testing.T) {
+	var met, brought, given atomic.Int64
+	guest := Host{Guest: true, MAC: host(9).MAC, Address: netip.MustParseAddr("127.0.0.1")}
+	s, _ := services(t, func(c *Config) {
+		local(c)
+		c.Hosts = []Host{guest}
+		c.Node = func(id.Node) ([]byte, error) { given.Add(1); return []byte("secret"), nil }
+		c.Pack = pack
+		c.Met = func(MAC) { met.Add(1) }
+		c.Pinned = func(_ Host, machine string) string {
+			return map[string]string{"0b": "its image is for another machine"}[machine]
+		}
+		c.Token = func(Host, string) error { brought.Add(1); return nil }
+	})
+	_, _, url := serve(t, s)
+	ask := func(pin string) (status int, body string) {
+		t.Helper()
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+node.FetchPath, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set(node.TokenHeader, "3-0a")
+		request.Header.Set(node.PinHeader, pin)
+		return answered(t, request)
+	}
+	if status, body := ask("0b"); status != 403 || !strings.Contains(body, "for another machine") || met.Load() != 1 || brought.Load() != 0 {
+		t.Errorf("status %d, %q, %d calls about the guest, %d tokens", status, body, met.Load(), brought.Load())
+	}
+	if ask("0a"); brought.Load() != 1 {
+		t.Error("one whose image is for this machine shows no token")
+	}
+	s.Forget(guest.MAC)
+	if err := s.Add(Host{Node: 3, MAC: guest.MAC, Address: guest.Address}); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	s.grants.Arm(time.Now(), Host{Node: 3, MAC: guest.MAC})
+	s.mu.Unlock()
+	if status, body := ask("0b"); status != 403 || !strings.Contains(body, "for another machine") || given.Load() != 0 {
+		t.Errorf("a node: status %d, %q", status, body)
+	}
+	if status, body := ask("0a"); status != 200 || body != "secret" {
+		t.Errorf("the node, with its image: status %d, %q", status, body)
+	}
+}

@@ -85,6 +85,16 @@ func (s *Services) serveFile(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	says := waiting(host)
+	if r.URL.Path == node.FetchPath && s.config.Pinned != nil {
+		if refusal := s.config.Pinned(host, r.Header.Get(node.PinHeader)); refusal != "" {
+			s.log.Printf("boot: %v asks for its configuration: %s", host, refusal)
+			if host.Guest {
+				s.met(host)
+			}
+			http.Error(w, refusal, http.StatusForbidden)
+			return
+		}
+	}
 	var admitted bool
 	if token := r.Header.Get(node.TokenHeader); token != "" && r.URL.Path == node.FetchPath {
 		says, admitted = s.present(host, token)

@@ -3678,6 +3678,7 @@ func (m *Guest) size() (n int) {
 	}
 	n += sizeText(1, m.Mac)
 	n += sizeInt(2, m.SinceNs)
+	n += sizeText(360, m.Doubt)
 	return n + len(m.unknownFields)
 }
 
@@ -3687,6 +3688,7 @@ func (m *Guest) encode(e *encoder) {
 	}
 	encodeText(e, 1, m.Mac)
 	encodeInt(e, 2, m.SinceNs)
+	encodeText(e, 360, m.Doubt)
 	e.b = append(e.b, m.unknownFields...)
 }
 
@@ -3697,6 +3699,8 @@ func (m *Guest) parse(p *parser) {
 			parseText(p, &m.Mac)
 		case 2:
 			parseInt(p, &m.SinceNs)
+		case 360:
+			parseText(p, &m.Doubt)
 		default:
 			p.unknown = true
 		}

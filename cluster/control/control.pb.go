@@ -7188,6 +7188,7 @@ type Guest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Mac           string                 `protobuf:"bytes,1,opt,name=mac,proto3" json:"mac,omitempty"`                         // of the network card that it boots from
 	SinceNs       int64                  `protobuf:"varint,2,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // since the epoch
+	Doubt         string                 `protobuf:"bytes,360,opt,name=doubt,proto3" json:"doubt,omitempty"`                   // why it would not join if it were made a node; empty: it would
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7231,6 +7232,13 @@ func (x *Guest) GetSinceNs() int64 {
 		return x.SinceNs
 	}
 	return 0
+}
+
+func (x *Guest) GetDoubt() string {
+	if x != nil {
+		return x.Doubt
+	}
+	return ""
 }
 
 // TokenShown reports that a machine on the boot network has shown the token of a node, for the audit log.
@@ -13124,10 +13132,11 @@ const file_control_proto_rawDesc = "" +
 	"\x06guests\x18\xc8\x01 \x01(\v2\x16.margay.control.GuestsR\x06guests\"Q\n" +
 	"\x06Guests\x12-\n" +
 	"\x06guests\x18\x01 \x03(\v2\x15.margay.control.GuestR\x06guests\x12\x18\n" +
-	"\anotices\x18\x02 \x03(\tR\anotices\"4\n" +
+	"\anotices\x18\x02 \x03(\tR\anotices\"K\n" +
 	"\x05Guest\x12\x10\n" +
 	"\x03mac\x18\x01 \x01(\tR\x03mac\x12\x19\n" +
-	"\bsince_ns\x18\x02 \x01(\x03R\asinceNs\"L\n" +
+	"\bsince_ns\x18\x02 \x01(\x03R\asinceNs\x12\x15\n" +
+	"\x05doubt\x18\xe8\x02 \x01(\tR\x05doubt\"L\n" +
 	"\n" +
 	"TokenShown\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\rR\x04node\x12\x10\n" +

@@ -2,6 +2,8 @@ package machine
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -160,7 +162,7 @@ func newMetal(s Spec, d Dir, a *trust.Authority, events metalEvents) (m *metalNo
 func (m *metalNodes) makeServices() error {
 	config := boot.Config{
 		Server: m.spec.Metal.Plan.Server, Cmdline: m.spec.Cmdline, Report: m.reached, Log: m.events.log,
-		Broadcast: true, Proxy: m.spec.Metal.Proxy, Own: m.images.own, Node: m.hand, Pack: pack, Sign: m.sign, Asks: m.asks, Met: m.met, Token: m.token,
+		Broadcast: true, Proxy: m.spec.Metal.Proxy, Own: m.images.own, Node: m.hand, Pack: pack, Sign: m.sign, Asks: m.asks, Met: m.met, Pinned: m.pinned, Token: m.token,
 	}
 	if m.wire != nil {
 		config.MAC, config.Send = m.wire.MAC(), m.wire.Send
@@ -303,8 +305,14 @@ const warnPause = time.Minute
 func (m *metalNodes) met(mac boot.MAC) {
 	m.mu.Lock()
 	machine, first := m.cards.Met(time.Now(), mac)
+	doubt := m.cards.Doubted(mac)
 	m.mu.Unlock()
 	if !first {
+		return
+	}
+	if doubt != "" {
+		m.events.log("a machine with the network card %v has come, and would not join: %s", mac, doubt)
+		m.running.Go(m.events.changed)
 		return
 	}
 	says := ""
@@ -316,6 +324,17 @@ func (m *metalNodes) met(mac boot.MAC) {
 		m.events.changed()
 		m.events.met(mac)
 	})
+}
+
+// pinned refuses a host its configuration whose image is for another machine: it would not take it.
+func (m *metalNodes) pinned(h boot.Host, machine string) (refusal string) {
+	if own := sha256.Sum256(m.cert); machine != "" && machine != hex.EncodeToString(own[:]) {
+		refusal = fmt.Sprintf("its image is for another machine than this %s (margay image build --pin)", m.spec.Name)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.cards.Doubt(h.MAC, refusal)
+	return refusal
 }
 
 // reached passes on how far a node has got. While it gets further, its machine keeps its card.
@@ -451,6 +470,9 @@ func (m *metalNodes) join(number id.Node, mac boot.MAC) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	waits := slices.ContainsFunc(m.cards.Guests(), func(g metal.Guest) bool { return g.MAC == mac })
+	if why := m.cards.Doubted(mac); why != "" {
+		return fmt.Errorf("%v would not join: %s", mac, why)
+	}
 	card := metal.Card{Node: number, MAC: mac.String()}
 	if entry, ok := m.entry(number); ok && m.isGuest(entry, mac) {
 		card = cardOfFile(entry)
@@ -512,7 +534,7 @@ func (m *metalNodes) guests() *control.Guests {
 	defer m.mu.Unlock()
 	all := new(control.Guests)
 	for _, g := range m.cards.Guests() {
-		all.Guests = append(all.Guests, &control.Guest{Mac: g.MAC.String(), SinceNs: g.Since.UnixNano()})
+		all.Guests = append(all.Guests, &control.Guest{Mac: g.MAC.String(), SinceNs: g.Since.UnixNano(), Doubt: g.Doubt})
 	}
 	if m.trouble != "" {
 		all.Notices = append(all.Notices, m.trouble)

@@ -2,6 +2,8 @@ package machine
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -558,5 +560,37 @@ func TestApproveRefused(t *testing.T) {
 	_, err := h.approve(t.Context(), t.Context(), &control.ApproveGuests{Macs: []string{cardOf(1).String()}})
 	if said := (*control.Failure)(nil); !errors.As(err, &said) || !strings.Contains(err.Error(), "has no boot network") {
 		t.Errorf("%v", err)
+	}
+}
+
+// A machine whose image is for another one is not made a node, and the list of those that wait says
+// why. With the right image it is met once more.
+func TestMetalPinned(t *testing.T) {
+	p := playMetal(t, nil)
+	own := sha256.Sum256(p.cert)
+	p.ask(1)
+	guest := boot.Host{Guest: true, MAC: cardOf(1)}
+	const why = "its image is for another machine than this m (margay image build --pin)"
+	if refusal := p.pinned(guest, "0a"); refusal != why {
+		t.Errorf("refused: %q", refusal)
+	}
+	p.metalNodes.met(cardOf(1))
+	if g := p.guests().Guests; len(g) != 1 || g[0].Doubt != why {
+		t.Errorf("guests %v", g)
+	}
+	if err := p.join(1, cardOf(1)); err == nil || err.Error() != cardOf(1).String()+" would not join: "+why {
+		t.Errorf("it is made a node: %v", err)
+	}
+	for _, pin := range []string{"", hex.EncodeToString(own[:])} {
+		if refusal := p.pinned(guest, pin); refusal != "" {
+			t.Errorf("image for %q: %s", pin, refusal)
+		}
+	}
+	p.metalNodes.met(cardOf(1))
+	if m := within(t, p.met); m != cardOf(1) || len(p.met) > 0 {
+		t.Errorf("%v has come", m)
+	}
+	if err := p.join(1, cardOf(1)); err != nil {
+		t.Error(err)
 	}
 }

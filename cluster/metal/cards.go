@@ -44,7 +44,8 @@ type Cards struct {
 type guest struct {
 	place       int
 	machine     uuid.ID
-	met         bool // it has fetched its script
+	met         bool   // it has fetched its script
+	doubt       string // why it would not join if it were made a node; empty: it would
 	first, last time.Time
 }
 
@@ -52,6 +53,7 @@ type guest struct {
 type Guest struct {
 	MAC   boot.MAC
 	Since time.Time
+	Doubt string // why it would not join if it were made a node; empty: it would
 }
 
 // ErrFull reports that the boot network has no address for one more.
@@ -219,6 +221,22 @@ func (c *Cards) GuestMachine(mac boot.MAC) uuid.ID {
 	return uuid.ID{}
 }
 
+// Doubt notes why a guest would not join if it were made a node; empty: it would. If that is news,
+// it is met for the first time again.
+func (c *Cards) Doubt(mac boot.MAC, why string) {
+	if g := c.guests[mac]; g != nil && g.doubt != why {
+		g.doubt, g.met = why, false
+	}
+}
+
+// Doubted returns why a guest would not join if it were made a node; empty: it would.
+func (c *Cards) Doubted(mac boot.MAC) string {
+	if g := c.guests[mac]; g != nil {
+		return g.doubt
+	}
+	return ""
+}
+
 // Admit is Add for the machine of a guest, which is none any more.
 func (c *Cards) Admit(card Card, guest boot.MAC) error {
 	if err := c.Add(card); err != nil {
@@ -287,7 +305,7 @@ func (c *Cards) Guests() []Guest {
 	var all []Guest
 	for mac, g := range c.guests {
 		if g.met {
-			all = append(all, Guest{mac, g.first})
+			all = append(all, Guest{mac, g.first, g.doubt})
 		}
 	}
 	slices.SortFunc(all, func(a, b Guest) int { return cmp.Or(a.Since.Compare(b.Since), bytes.Compare(a.MAC[:], b.MAC[:])) })

@@ -158,7 +158,7 @@ func findConfig(look func(), log func(format string, args ...any)) error {
 		log("%v", err)
 	}
 	log("looking for the configuration on the network")
-	text, err := seek.Seeker{Network: seek.Cards{Token: token, Look: look}, Machine: machine, Pause: seekPause, Log: log}.Find(context.Background())
+	text, err := seek.Seeker{Network: seek.Cards{Token: token, Machine: machine, Look: look}, Machine: machine, Pause: seekPause, Log: log}.Find(context.Background())
 	if err != nil {
 		return err
 	}

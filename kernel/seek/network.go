@@ -48,8 +48,9 @@ const (
 
 // Cards is the Network of the network cards of this machine.
 type Cards struct {
-	Token string // that the machine presents; empty: none
-	Look  func() // gives devices that have appeared their drivers
+	Token   string  // that the machine presents; empty: none
+	Machine Machine // that the node may belong to
+	Look    func()  // gives devices that have appeared their drivers
 }
 
 // Cards implements Network.
@@ -85,7 +86,7 @@ func (n Cards) Ask(ctx context.Context, c Card) (a Answer, err error) {
 	if err := netlink.AddrReplace(link, address); err != nil {
 		return a, fmt.Errorf("give it %v: %w", lease.Address, err)
 	}
-	a, err = fetch(ctx, lease.Server, n.Token)
+	a, err = n.fetch(ctx, lease.Server)
 	return a, errors.Join(err, netlink.AddrDel(link, address))
 }
 
@@ -175,8 +176,8 @@ func receive(conn net.PacketConn, q *Question, until time.Time) (further bool, e
 	}
 }
 
-// fetch fetches the configuration. An empty token is none.
-func fetch(ctx context.Context, server netip.Addr, token string) (a Answer, err error) {
+// fetch fetches the configuration.
+func (n Cards) fetch(ctx context.Context, server netip.Addr) (a Answer, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, fetchTime, fmt.Errorf("not done after %v", fetchTime))
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp4", netip.AddrPortFrom(server, node.BootPort).String())
@@ -189,8 +190,11 @@ func fetch(ctx context.Context, server netip.Addr, token string) (a Answer, err 
 	nonce := make([]byte, node.NonceSize)
 	rand.Read(nonce) // it never fails
 	header := fmt.Sprintf("Host: %v\r\n%s: %x\r\n", server, node.NonceHeader, nonce)
-	if token != "" {
-		header += fmt.Sprintf("%s: %s\r\n", node.TokenHeader, token)
+	if n.Token != "" {
+		header += fmt.Sprintf("%s: %s\r\n", node.TokenHeader, n.Token)
+	}
+	if n.Machine != node.AnyMachine {
+		header += fmt.Sprintf("%s: %s\r\n", node.PinHeader, n.Machine)
 	}
 	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.0\r\n%s\r\n", node.FetchPath, header); err != nil {
 		return a, err

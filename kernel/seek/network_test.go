@@ -127,7 +127,7 @@ func services(t *testing.T, name, text string, beside bool) {
 	})
 	all.Go(func() {
 		_ = http.Serve(files, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // it ends with its listener
-			if r.URL.Path != node.FetchPath || r.Header.Get(node.TokenHeader) != token {
+			if r.URL.Path != node.FetchPath || r.Header.Get(node.TokenHeader) != token || r.Header.Get(node.PinHeader) != pin {
 				http.NotFound(w, r)
 				return
 			}
@@ -137,8 +137,8 @@ func services(t *testing.T, name, text string, beside bool) {
 	})
 }
 
-// token is what the machine presents.
-const token = "3-0a"
+// The token that the machine presents, and the machine that it belongs to.
+const token, pin = "3-0a", "0a0b"
 
 // A network card without an address gets a lease and the configuration, and has no address
 // afterwards.
@@ -157,7 +157,7 @@ func asksOnCard(t *testing.T, beside bool) {
 		t.Fatalf("cards %v after %d looks for devices, %v", cards, looks, err)
 	}
 	check.AwaitFor(t, 2*time.Minute, "configuration", func() bool {
-		a, err := Cards{Token: token}.Ask(t.Context(), cards[0])
+		a, err := Cards{Token: token, Machine: pin}.Ask(t.Context(), cards[0])
 		if err != nil {
 			t.Log(err) // a busy host may be too slow
 		} else if string(a.Text) != want || len(a.Nonce) != node.NonceSize || string(a.Signature) != fmt.Sprintf("signature of %x", a.Nonce) {

@@ -45,6 +45,10 @@ const (
 	TokenHeader = "Margay-Token"
 )
 
+// PinHeader is the header of the request in which such a node, whose image belongs to one machine
+// alone, says which one: the value of MachineWord.
+const PinHeader = "Margay-Machine"
+
 // How such a node finds out that the machine that it seeks has written the configuration that came:
 // it sends NonceSize random bytes, and gets the signature of Statement by the machine's key. Both
 // headers have hexadecimal digits.

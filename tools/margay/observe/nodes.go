@@ -183,6 +183,10 @@ func (a commands) guestNotes(g *control.Guests) []string {
 	all := slices.Clone(g.GetNotices())
 	for _, guest := range g.GetGuests() {
 		since := time.Unix(0, guest.SinceNs).Format(time.DateTime)
+		if guest.Doubt != "" {
+			all = append(all, fmt.Sprintf("%s waits since %s, and would not join: %s", guest.Mac, since, guest.Doubt))
+			continue
+		}
 		all = append(all, fmt.Sprintf("%s waits since %s until it is made a node: margay node approve -m %s %[1]s", guest.Mac, since, a.Machine))
 	}
 	return all

@@ -27,7 +27,7 @@ func TestNodesNotUp(t *testing.T) {
 			{Node: 4, Health: control.NodeHealth_NODE_BOOTING, Stage: "it fetches the kernel", Percent: 40},
 			{Node: 5, Health: control.NodeHealth_NODE_BOOTING, Stage: "it has got its address"},
 			{Node: 6, Health: control.NodeHealth_NODE_OFF, Waits: true, Reason: "waiting until it is switched on"},
-		}, Guests: &control.Guests{Guests: []*control.Guest{{Mac: "52:54:00:00:00:01"}}, Notices: []string{"eth1: another DHCP server"}}}, nil
+		}, Guests: &control.Guests{Guests: []*control.Guest{{Mac: "52:54:00:00:00:01"}, {Mac: "52:54:00:00:00:02", Doubt: "its image is for another machine"}}, Notices: []string{"eth1: another DHCP server"}}}, nil
 	}, "nodes")
 	stdout = regexp.MustCompile(`since [-0-9]+ [:0-9]+`).ReplaceAllString(stdout, "since then")
 	want := `NODE               STATE    CORES  FREE  MEMORY  PROFILE  SHARING  FABRIC       KERNEL  JOBS
@@ -39,6 +39,7 @@ node4              booting  -      -     -       -        -        -            
 node5              booting  -      -     -       -        -        -            -       -
 node6              waiting  -      -     -       -        -        -            -       -
 52:54:00:00:00:01  waiting  -      -     -       -        -        -            -       -
+52:54:00:00:00:02  waiting  -      -     -       -        -        -            -       -
 node1: it is silent
 node2: it was killed
 node2-3: do something
@@ -49,6 +50,7 @@ node5: boot over the network: it has got its address
 node6: waiting until it is switched on
 eth1: another DHCP server
 52:54:00:00:00:01 waits since then until it is made a node: margay node approve -m m 52:54:00:00:00:01
+52:54:00:00:00:02 waits since then, and would not join: its image is for another machine
 `
 	if status != 0 || stdout != want {
 		t.Errorf("status %d, %s\n%s", status, stderr, stdout)
