@@ -12,7 +12,7 @@ import (
 )
 
 // margay node approve names machines by their network cards, and waits until they are up, also for
-// one that has not been switched on yet.
+// one that has not been switched on yet, which it says.
 func TestApprove(t *testing.T) {
 	const first, second = "52:54:00:00:00:01", "52:54:00:00:00:02"
 	for _, more := range []string{"", "--no-wait"} {
@@ -29,10 +29,10 @@ func TestApprove(t *testing.T) {
 			if lists > 2 {
 				late = &control.NodeState{Node: 7, Health: control.NodeHealth_NODE_UP}
 			}
-			return &control.Nodes{Nodes: []*control.NodeState{{Node: 4, Health: control.NodeHealth_NODE_UP}, late}}, nil
+			return &control.Nodes{Guests: &control.Guests{Guests: []*control.Guest{{Mac: first}}}, Nodes: []*control.NodeState{{Node: 4, Health: control.NodeHealth_NODE_UP}, late}}, nil
 		}, args...)
 		if status != 0 || !slices.Equal(macs, []string{first, second}) || stdout != "" || (more == "") != strings.Contains(stderr, "node7 is up") ||
-			!strings.Contains(stderr, first+" is node4\n") || !strings.Contains(stderr, second+" is node7\n") {
+			!strings.Contains(stderr, first+" is node4\n") || !strings.Contains(stderr, second+" is node7, but no machine with this network card waits: it comes when it boots from the network; margay machine shrink -m m node7 takes a wrong one back\n") {
 			t.Errorf("%v: status %d, %v, %s", args, status, macs, stderr)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/client"
+	"margay/cluster/control"
 	"margay/cluster/machine"
 	"margay/cluster/metal"
 	"margay/cluster/provision"
@@ -79,14 +81,20 @@ func (w *metalFlags) apply(c *cobra.Command, spec *machine.Spec) (err error) {
 	return err
 }
 
+// waits reports whether a machine with a network card waits for approval.
+func waits(g *control.Guests, mac string) bool {
+	known, err := metal.ParseMAC(mac)
+	return err == nil && slices.ContainsFunc(g.GetGuests(), func(guest *control.Guest) bool { return guest.Mac == known.String() })
+}
+
 func (a commands) approveCommand() *cobra.Command {
 	var noWait bool
 	c := a.QuietFlag(&cobra.Command{
 		Use:   "approve MAC...",
 		Short: "Make machines that boot from the network nodes",
 		Long: `Make machines that boot from the network nodes of the machine, and wait until they are up. margay nodes lists the machines that wait
-for this. They are named by the address of the network card that they boot from. A machine that has not been seen yet can be named
-as well; it comes when it is switched on.
+for this. They are named by the address of the network card that they boot from. A machine that does not wait can be named as well, as
+for a rack that is not delivered yet: the command says so, and it comes when it is switched on.
 
 A node keeps its number and its address until margay machine shrink takes it out, also in a later machine of the same name.`,
 		Example: "  margay node approve 52:54:00:12:34:56",
@@ -103,17 +111,26 @@ A node keeps its number and its address until margay machine shrink takes it out
 			}
 			ctx, stop := command.Interruptible(c.Context(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 			defer stop()
-			nodes, err := d.Approve(ctx, args, client.UserName())
+			list, err := command.Ask[*control.Nodes](ctx, a.App, &control.ListNodes{})
 			if err != nil {
 				return err
 			}
+			nodes, err := d.Approve(ctx, args, client.UserName())
+			if err != nil {
+				return a.goesOn(ctx, err)
+			}
 			for i, n := range nodes {
-				a.Report("%s is %s", args[min(i, len(args)-1)], nodeset.Condense([]uint32{n}))
+				mac := args[min(i, len(args)-1)]
+				if waits(list.Guests, mac) {
+					a.Report("%s is %s", mac, nodeset.Condense([]uint32{n}))
+				} else {
+					a.Report("%s is %s, but no machine with this network card waits: it comes when it boots from the network; margay machine shrink -m %s %[2]s takes a wrong one back", mac, nodeset.Condense([]uint32{n}), a.Machine)
+				}
 			}
 			if noWait {
 				return nil
 			}
-			return d.AwaitUp(ctx, nodes, a.Report)
+			return a.goesOn(ctx, d.AwaitUp(ctx, nodes, a.Report))
 		},
 	})
 	c.Flags().BoolVar(&noWait, "no-wait", false, "do not wait until the nodes are up")
