@@ -38,6 +38,9 @@ const (
 // MaxLogLine is where they are cut, in bytes.
 const MaxLogLine = maxLogLine
 
+// ScreenTime is how long a node stays that could not be set up.
+var ScreenTime = screenTime
+
 // ConsoleWords is the parameter of netconsole.
 var ConsoleWords = consoleWords
 

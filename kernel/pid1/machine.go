@@ -245,6 +245,36 @@ func (Machine) Off(log func(format string, args ...any)) {
 	}
 }
 
+// GiveUp ends a node that could not be set up. The holder of a virtual node has its console. On
+// metal the reason may be on the screen alone, and the node may be far from all hands that could
+// switch it on: it stays for a while, and then tries again.
+func (m Machine) GiveUp(log func(format string, args ...any)) {
+	cmdline, _ := os.ReadFile("/proc/cmdline")
+	config, _ := node.Read(node.Path)
+	if stays := screenTime(string(cmdline), config); stays > 0 {
+		log("the node reboots in %v, and tries again", stays)
+		time.Sleep(stays)
+		unix.Sync()
+		if err := unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART); err != nil {
+			log("reboot: %v", err)
+		}
+	}
+	m.Off(log)
+}
+
+// readTime is how long the screen of a node on metal shows why it could not be set up. Four boots
+// within ten minutes would be too many (cluster/machine/life.go).
+const readTime = 5 * time.Minute
+
+// screenTime returns how long a node stays that could not be set up; 0: its screen is not needed.
+// The configuration is the zero value if there is none.
+func screenTime(cmdline string, c node.Config) time.Duration {
+	if _, seeks, err := seek.Sought(cmdline); seeks || err != nil || c.Substrate == node.Metal {
+		return readTime
+	}
+	return 0
+}
+
 // moveRoot makes a bind mount of the initial RAM file system the root: a job could not exchange its
 // root for the initial one itself, which pivot_root refuses.
 func moveRoot() error {

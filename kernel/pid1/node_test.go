@@ -391,3 +391,22 @@ func TestConsoleWords(t *testing.T) {
 		}
 	}
 }
+
+// A node on metal that cannot be set up stays, so that its screen can be read, and tries again. A
+// virtual one ends at once.
+func TestScreenTime(t *testing.T) {
+	for _, c := range []struct {
+		cmdline, substrate string
+		stays              bool
+	}{
+		{"quiet", "", false},
+		{"quiet", node.Virtual, false},
+		{"quiet", node.Metal, true},
+		{"quiet margay.machine=any", "", true},
+		{"quiet margay.machine=0a", "", true}, // which is the reason
+	} {
+		if stays := pid1.ScreenTime(c.cmdline, node.Config{Substrate: c.substrate}); (stays > 0) != c.stays {
+			t.Errorf("%q, %s: it stays for %v", c.cmdline, c.substrate, stays)
+		}
+	}
+}

@@ -42,7 +42,7 @@ func main() {
 	if err := run(os.Getpid(), os.Args[1:]); err != nil {
 		fmt.Fprintf(os.Stderr, "margay: %v\n", err)
 		if os.Getpid() == 1 && len(os.Args) == 1 {
-			pid1.Machine{}.Off(logf) // a kernel whose first process ends panics
+			pid1.Machine{}.GiveUp(logf) // a kernel whose first process ends panics
 		}
 		os.Exit(1)
 	}
