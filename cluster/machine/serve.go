@@ -90,7 +90,7 @@ func Serve(ctx context.Context, d Dir, in Inherited, e engine.Engine, log func(f
 		Console: func(node id.Node, lines int) []string { return tail(d.ConsoleLog(node), lines) },
 		Remote:  users,
 
-		KeepFirmwareLog: d.keepFirmwareLog,
+		KeepFirmwareLog: d.keepFirmwareLog, RemoveFirmwareLog: d.removeFirmwareLog,
 	})
 	if err != nil {
 		return err

@@ -27,7 +27,6 @@ const maxPanic = 200
 // it.
 type keptLogs struct {
 	credit *rate.Limiter // of bytes
-	busy   bool          // one is being written
 	panic  string        // why an earlier boot has ended, from what this boot has brought; empty: nothing
 }
 
@@ -45,7 +44,7 @@ func (s *Server) keepFirmwareLog(conn *control.Conn, n *node, f *control.Frame, 
 		refused = "no logs of firmware are kept here"
 	case len(m.Text) == 0 || len(m.Text) > control.MaxFirmwareLog:
 		refused = "a log of firmware that is empty or too long"
-	case n.firmware.busy:
+	case s.keeping[n.number]: // perhaps one of the last node of this number
 		refused = "its last log of firmware is still being written"
 	case !n.firmware.credit.AllowN(time.Now(), max(len(m.Text), firmwareLeast)):
 		refused = "logs of its firmware come too fast"
@@ -54,16 +53,21 @@ func (s *Server) keepFirmwareLog(conn *control.Conn, n *node, f *control.Frame, 
 		conn.Answer(f, nil, control.Failf(control.Code_CODE_REFUSED, "%s", refused).At(n.number))
 		return
 	}
-	n.firmware.busy = true
+	s.keeping[n.number] = true
 	first := n.firmware.panic == "" // it is stored, so that also a new serve knows
 	s.running.Go(func() {
 		err := s.config.KeepFirmwareLog(id.Node(n.number), m.Text, first)
 		reason := klog.Panic(string(m.Text))
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		n.firmware.busy = false
+		delete(s.keeping, n.number)
 		if s.member(n.number) != n {
-			return // it has left, with its connection: nothing of it is stored any more
+			// It has left, with its connection, and the holder may have removed the file before it
+			// was written. The next node of the number has written nothing yet.
+			if err := s.config.RemoveFirmwareLog(id.Node(n.number)); err != nil {
+				s.log.Printf("%v", err)
+			}
+			return
 		}
 		if err == nil {
 			s.firmwareKept(n, reason)

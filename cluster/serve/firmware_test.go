@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"margay/cluster/control"
 	"margay/kernel/abi/id"
@@ -97,6 +98,50 @@ func TestNoFirmwareLog(t *testing.T) {
 		m := up(t, 1)
 		if _, err := m.played[0].conn.Call(t.Context(), &control.FirmwareLog{Text: []byte("x")}); err == nil || err.Error() != "node0: no logs of firmware are kept here" {
 			t.Error(err)
+		}
+	})
+}
+
+// A log that is still being written when its node leaves is removed, so that the next node of the
+// number does not have it, and the two write one after the other.
+func TestFirmwareLogOfOneThatLeaves(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		written := make(chan struct{})
+		var did []string
+		m := up(t, 2, func(c *Config) {
+			c.KeepFirmwareLog = func(node id.Node, text []byte, first bool) error {
+				<-written
+				did = append(did, fmt.Sprint(node, " ", first, " ", string(text)))
+				return nil
+			}
+			c.RemoveFirmwareLog = func(node id.Node) error {
+				did = append(did, fmt.Sprint(node, " is removed"))
+				return nil
+			}
+		})
+		m.rosterHolder()
+		c := m.client()
+		m.played[1].conn.Ask(&control.FirmwareLog{Text: []byte("old")})
+		synctest.Wait()
+		must[*control.NodesLeaving](c, leave(true, 1))
+		synctest.Wait()
+		c.has(0)
+		must[*control.NodesAdded](c, &control.GrowMachine{Count: 1, User: "op"})
+		m.played[1].connect()
+		bring := func() error {
+			_, err := m.played[1].conn.Call(t.Context(), &control.FirmwareLog{Text: []byte("new")})
+			return err
+		}
+		if err := bring(); err == nil || err.Error() != "node1: its last log of firmware is still being written" {
+			t.Errorf("beside the last one: %v", err)
+		}
+		close(written)
+		synctest.Wait()
+		if err := bring(); err != nil {
+			t.Error(err)
+		}
+		if want := []string{"1 true old", "1 is removed", "1 true new"}; !slices.Equal(did, want) {
+			t.Errorf("%q, want %q", did, want)
 		}
 	})
 }

@@ -58,6 +58,9 @@ type Config struct {
 	// before it, or if first is set, in their place. Calls for one node do not overlap. Nil: no log
 	// is kept.
 	KeepFirmwareLog func(node id.Node, text []byte, first bool) error
+	// RemoveFirmwareLog removes all logs that the firmware of a node has kept. It is set if
+	// KeepFirmwareLog is.
+	RemoveFirmwareLog func(id.Node) error
 
 	Engine engine.Engine // runs the extensions in slot place; nil: none can be inserted
 
@@ -183,6 +186,8 @@ type Server struct {
 	working      map[uint32]control.UpdateStage  // by node: the stage whose work has begun
 	troubles     map[uint32]string               // by node: why this work has failed, and is tried again
 
+	keeping map[uint32]bool // numbers whose logs of firmware are being written
+
 	replacing  sync.Mutex                  // held, before mu, while extensions in slot place are inserted and removed
 	placing    sync.Mutex                  // held, before mu, while extensions of the machine are inserted and removed
 	extensions []*control.MachineExtension // in the order of insertion; changed with both held, but with mu when a node leaves
@@ -220,7 +225,7 @@ func newServer(c Config, tls *tls.Config, st *store) (s *Server, err error) {
 	s = &Server{
 		config: c, tls: tls, log: gate.NewLog(c.Log, 10, 1), known: gate.NewLog(c.Log, 20, 1), store: st, started: time.Now(),
 		heard: make(chan struct{}), settled: make(chan struct{}), absent: make(map[uint32]bool),
-		jobs: make(map[uint32]*job), working: make(map[uint32]control.UpdateStage), troubles: make(map[uint32]string), held: make(map[string]*held), files: make(map[filesKey]*filesStream), remotes: make(map[*control.Conn]uint32),
+		jobs: make(map[uint32]*job), working: make(map[uint32]control.UpdateStage), troubles: make(map[uint32]string), keeping: make(map[uint32]bool), held: make(map[string]*held), files: make(map[filesKey]*filesStream), remotes: make(map[*control.Conn]uint32),
 		debuggers: make(map[uint64]*debugger), remember: keepEnded,
 		ended: make(map[uint32]*job), room: make(chan struct{}), callers: gate.NewRoom(userConns, userConnsEach), frames: make(map[uint32]*frames), outputs: newOutputs(int64(c.Access.Output) << 20), life: life(c.Authority.Certificate()),
 	}
