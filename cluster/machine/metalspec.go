@@ -45,11 +45,11 @@ func prepareMetal(ctx context.Context, d Dir, o *UpOptions) error {
 		return fmt.Errorf("--substrate %s answers on ports of the network that only root may use: become root", node.Metal)
 	}
 	m := &o.Spec.Metal
-	var err error
-	if m.Plan, err = metal.Find(m.Interface, m.Range, m.Proxy); err != nil {
+	if err := m.checkFile(o.Told); err != nil {
 		return err
 	}
-	if err := m.checkFile(o.Told); err != nil {
+	var err error
+	if m.Plan, err = metal.Find(m.Interface, m.Range, m.Proxy); err != nil {
 		return err
 	}
 	cards, err := m.firstCards(o)

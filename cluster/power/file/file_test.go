@@ -113,6 +113,26 @@ func TestFile(t *testing.T) {
 	}
 }
 
+// The machine files in the documents are literal.
+func TestDocumented(t *testing.T) {
+	for page, files := range map[string]int{"power.md": 1, "netboot.md": 2} {
+		text, err := os.ReadFile(filepath.Join("../../../docs", page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		parts := strings.Split(string(text), "```yaml\n")[1:]
+		if len(parts) != files {
+			t.Errorf("%s has %d machine files, not %d", page, len(parts), files)
+		}
+		for _, part := range parts {
+			block, _, _ := strings.Cut(part, "```")
+			if _, err := Parse([]byte(block)); err != nil {
+				t.Errorf("%s: %v in\n%s", page, err, block)
+			}
+		}
+	}
+}
+
 // Check names all that drivers lack, once for all nodes that lack it.
 func TestCheck(t *testing.T) {
 	path := write(t, `
