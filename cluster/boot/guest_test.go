@@ -316,7 +316,7 @@ func TestPinned(t *testing.T) {
 	s, _ := services(t, func(c *Config) {
 		local(c)
 		c.Hosts = []Host{guest}
-		c.Node = func(id.Node) ([]byte, error) { given.Add(1); return []byte("secret"), nil }
+		c.Node = func(id.Node, bool) ([]byte, error) { given.Add(1); return []byte("secret"), nil }
 		c.Pack = pack
 		c.Met = func(MAC) { met.Add(1) }
 		c.Pinned = func(_ Host, machine string) string {

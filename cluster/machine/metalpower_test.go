@@ -459,7 +459,7 @@ func TestDownNamesByHand(t *testing.T) {
 		if why := p.ask(int(number) - 2); why != "" {
 			t.Fatal(why)
 		}
-		if _, err := p.hand(number); err != nil {
+		if _, err := p.hand(number, false); err != nil {
 			t.Fatal(err)
 		}
 		p.stop(number)
