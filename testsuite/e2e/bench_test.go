@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -218,6 +219,49 @@ func TestBenchLaunch(t *testing.T) {
 		}
 	}
 	left, err := filepath.Glob(filepath.Join(scratch, "m", "bench-launch-*"))
+	if err != nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// A program is measured beside mpiexec, and what it prints is compared. A run that does not end has
+// failed, and other results are an error.
+func TestBenchMPI(t *testing.T) {
+	use(t, "hosted")
+	for _, c := range []struct {
+		script, failed, note string
+		code                 int
+	}{
+		{`read -r n </proc/sys/kernel/random/uuid; echo sum 3; echo "$n"`, "", "2 nodes: 2 of 4 lines are the same in all runs under mpiexec, and all runs under Margay have them.", 0},
+		{`echo "sum ${MARGAY_RANK:-3}"`, "", `2 nodes: the results differ: a run under Margay lacks a line that all runs under mpiexec have: "sum 3".`, 125},
+		{`[ -z "$MARGAY_RANK" ] || exec sleep 3600`, "was ended at its time limit", "2 nodes: results are not compared: there is no run of both that has ended.", 0},
+	} {
+		r := start(t, nil, "bench", "mpi", "--json", "--nodes", "2", "--rounds", "1", "--limit", "5s", "--run", "--root host", "sh", "-c", c.script).wait()
+		if r.code != c.code {
+			t.Fatalf("%s: %v", c.script, r)
+		}
+		var figures struct {
+			Notes   []string
+			Results []struct {
+				Nodes, Jobs, Failed int
+				Contender, Error    string
+			}
+		}
+		if err := json.Unmarshal([]byte(r.stdout), &figures); err != nil {
+			t.Fatalf("%v\n%v", err, r)
+		}
+		var contenders []string
+		for _, f := range figures.Results {
+			contenders = append(contenders, f.Contender)
+			if ended := f.Contender != "Margay" || c.failed == ""; f.Nodes != 2 || f.Jobs+f.Failed != 1 || (f.Jobs == 1) != ended || !ended && !strings.Contains(f.Error, c.failed) {
+				t.Errorf("%s: %+v", c.script, f)
+			}
+		}
+		if !slices.Equal(contenders, []string{"Margay", "mpiexec", "mpiexec over TCP"}) || !slices.Equal(figures.Notes, []string{c.note}) {
+			t.Errorf("%s: %v", c.script, r)
+		}
+	}
+	left, err := filepath.Glob(filepath.Join(scratch, "m", "bench-mpi-*"))
 	if err != nil || len(left) != 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}

@@ -107,7 +107,7 @@ type schedFigures struct {
 
 func (a commands) benchCommand() *cobra.Command {
 	c := &cobra.Command{Use: "bench", Short: "Measure what Margay costs here"}
-	c.AddCommand(a.benchSchedCommand(), a.benchFabricCommand(), a.benchLaunchCommand(), a.benchBootCommand(), a.bootServicesCommand())
+	c.AddCommand(a.benchSchedCommand(), a.benchFabricCommand(), a.benchLaunchCommand(), a.benchMPICommand(), a.benchBootCommand(), a.bootServicesCommand())
 	return c
 }
 

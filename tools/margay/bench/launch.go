@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -46,8 +44,11 @@ type launchFlags struct {
 	node, jobInit string // what nodes run
 }
 
-// quickPause is the pause of --quick.
-const quickPause = 10 * time.Millisecond
+const (
+	quickPause    = 10 * time.Millisecond // the pause of --quick
+	launchLimit   = time.Minute           // bounds one turn
+	launchWarmUps = 2
+)
 
 // Bounds of --sizes, in MiB, and of --jobs: a turn has a minute.
 const (
@@ -276,8 +277,9 @@ func (b *launchBench) measure(ctx context.Context, p launchPlace) (err error) {
 	}
 	up := time.Since(begun)
 	defer func() { err = errors.Join(err, m.end(context.WithoutCancel(ctx))) }()
+	plan := launches.Plan{WarmUps: launchWarmUps, Rounds: b.rounds, Pause: b.pause, Limit: launchLimit}
 	for _, w := range p.works {
-		results, err := launches.Measure(ctx, w, append(b.ours(m, w), b.peers...), launches.Plan{Rounds: b.rounds, Pause: b.pause}, b.Report)
+		results, err := launches.Measure(ctx, w, append(b.ours(m, w), b.peers...), plan, b.Report)
 		if err != nil {
 			return err
 		}
@@ -317,27 +319,12 @@ func (b *launchBench) ours(m *benchMachine, w launches.Work) []launches.Contende
 
 // launch runs margay run, and returns how long that has taken.
 func (m *benchMachine) launch(ctx context.Context, w launches.Work) (time.Duration, error) {
-	margay, err := command.Beside("margay")
-	if err != nil {
-		return 0, err
-	}
-	args := []string{"-m", m.Machine, "run", "-q"}
+	words := []string{"--stdin", "none", "-N", fmt.Sprint(w.Nodes)}
 	if w.Jobs > 0 {
-		args = append(args, "--array", fmt.Sprintf("0-%d%%%d", w.Jobs-1, w.AtOnce))
-	} else {
-		args = append(args, "--stdin", "none", "-N", fmt.Sprint(w.Nodes))
+		words = []string{"--array", fmt.Sprintf("0-%d%%%d", w.Jobs-1, w.AtOnce)}
 	}
-	cmd := exec.CommandContext(ctx, margay, append(args, w.Program)...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // signals of a terminal are not for it
-	var failure strings.Builder
-	cmd.Stderr = &failure
-	begun := time.Now()
-	err = cmd.Run()
-	took := time.Since(begun)
-	if err != nil {
-		return 0, fmt.Errorf("margay run: %w: %s", err, strings.TrimSpace(failure.String()))
-	}
-	return took, nil
+	_, took, err := m.margayRun(ctx, append(words, w.Program)...)
+	return took, err
 }
 
 // printLaunch prints the figures, and writes them into a page if one is given.

@@ -6,6 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
 
 	"margay/cluster/launch"
 	"margay/cluster/machine"
@@ -58,4 +62,24 @@ func (m *benchMachine) run(ctx context.Context, f job.Flags, argv []string) erro
 		err = fmt.Errorf("%s has failed: %w", argv[0], err)
 	}
 	return err
+}
+
+// margayRun runs margay run as a process of its own, and returns its output, and how long it has
+// taken.
+func (m *benchMachine) margayRun(ctx context.Context, words ...string) (string, time.Duration, error) {
+	margay, err := command.Beside("margay")
+	if err != nil {
+		return "", 0, err
+	}
+	cmd := exec.CommandContext(ctx, margay, append([]string{"-m", m.Machine, "run", "-q"}, words...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // signals of a terminal are not for it
+	var output, failure strings.Builder
+	cmd.Stdout, cmd.Stderr = &output, &failure
+	begun := time.Now()
+	err = cmd.Run()
+	took := time.Since(begun)
+	if err != nil {
+		return "", 0, fmt.Errorf("margay run: %w: %s", err, strings.TrimSpace(failure.String()))
+	}
+	return output.String(), took, nil
 }

@@ -1,5 +1,5 @@
-// Package launches measures how long launchers take for jobs that do nothing, in turns of one run,
-// and prints the figures.
+// Package launches measures how long launchers take for jobs, in turns of one run, and prints the
+// figures.
 //
 // In each round every contender has its turn, one after the other, so that other load affects all
 // of them alike. After each turn there is a pause, in which a contender may prepare its next job.
@@ -37,8 +37,10 @@ const Ours = "Margay"
 
 // Plan is how often to measure.
 type Plan struct {
-	Rounds int
-	Pause  time.Duration // after each turn
+	WarmUps int // turns of each contender before the first round
+	Rounds  int
+	Pause   time.Duration // after each turn
+	Limit   time.Duration // bounds one turn
 }
 
 // Result is what a contender has taken for its work. Times are in milliseconds.
@@ -62,12 +64,6 @@ type Result struct {
 	peer  bool
 }
 
-// turnLimit bounds one turn.
-const turnLimit = time.Minute
-
-// warmUps are turns of each contender before the first round.
-const warmUps = 2
-
 // Measure lets contenders do work. An error of a contender is in its result; the error that Measure
 // returns is the end of ctx. Progress is called before each round.
 func Measure(ctx context.Context, w Work, contenders []Contender, plan Plan, progress func(format string, args ...any)) ([]*Result, error) {
@@ -75,10 +71,10 @@ func Measure(ctx context.Context, w Work, contenders []Contender, plan Plan, pro
 	for _, c := range contenders {
 		results = append(results, &Result{Nodes: w.Nodes, Size: w.Size, Contender: c.Name, each: max(1, w.Jobs), peer: c.Peer})
 	}
-	for round := -warmUps; round < plan.Rounds; round++ {
+	for round := -plan.WarmUps; round < plan.Rounds; round++ {
 		progress("%v: round %d of %d", w, max(0, round+1), plan.Rounds)
 		for i, c := range contenders {
-			took, err := turn(ctx, c, w, plan.Pause)
+			took, err := turn(ctx, c, w, plan)
 			if ctx.Err() != nil {
 				return nil, context.Cause(ctx)
 			}
@@ -107,12 +103,12 @@ func (w Work) String() string {
 }
 
 // turn lets a contender do the work once, and waits for the pause after it.
-func turn(ctx context.Context, c Contender, w Work, pause time.Duration) (time.Duration, error) {
-	limited, cancel := context.WithTimeout(ctx, turnLimit)
+func turn(ctx context.Context, c Contender, w Work, plan Plan) (time.Duration, error) {
+	limited, cancel := context.WithTimeout(ctx, plan.Limit)
 	defer cancel()
 	took, err := c.Run(limited, w)
 	select {
-	case <-time.After(pause):
+	case <-time.After(plan.Pause):
 	case <-ctx.Done():
 	}
 	return took, err

@@ -12,6 +12,9 @@ import (
 	"margay/tools/margay/bench/page"
 )
 
+// warmUps are those of the tests.
+const warmUps = 2
+
 // inTurns is a contender that takes these times, after the jobs to warm up; 0 is a failure.
 func inTurns(name string, peer bool, times ...time.Duration) Contender {
 	jobs := -warmUps
@@ -34,7 +37,7 @@ func TestFigures(t *testing.T) {
 	rounds := 0
 	results, err := Measure(context.Background(), Work{Nodes: 8}, []Contender{
 		inTurns(Ours, false, 5*ms, 2*ms, 9*ms), inTurns("hydra", true, 10*ms, 0, 14*ms), inTurns("gone", true, 0, 0, 0), inTurns("fork", false, ms, ms, ms),
-	}, Plan{Rounds: 3}, func(string, ...any) { rounds++ })
+	}, Plan{WarmUps: warmUps, Rounds: 3, Limit: time.Minute}, func(string, ...any) { rounds++ })
 	if err != nil || rounds != 3+warmUps {
 		t.Fatalf("%d rounds, %v", rounds, err)
 	}
@@ -73,7 +76,7 @@ func TestKindsOfWork(t *testing.T) {
 	const ms = time.Millisecond
 	f := &Figures{Machines: []Machine{{2, 1.25, 5.61}, {8, 4, 5}}}
 	for _, w := range []Work{{Nodes: 2}, {Nodes: 2, Size: 8}, {Nodes: 8, Size: 8}, {Nodes: 1, Jobs: 50, AtOnce: 4}} {
-		results, err := Measure(context.Background(), w, []Contender{inTurns(Ours, false, 500*ms), inTurns("hydra", true, 250*ms)}, Plan{Rounds: 1}, t.Logf)
+		results, err := Measure(context.Background(), w, []Contender{inTurns(Ours, false, 500*ms), inTurns("hydra", true, 250*ms)}, Plan{WarmUps: warmUps, Rounds: 1, Limit: time.Minute}, t.Logf)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,7 +113,19 @@ func TestMeasureEnds(t *testing.T) {
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(context.Background())
 	end := Contender{Name: "one", Run: func(context.Context, Work) (time.Duration, error) { cancel(cause); return 1, nil }}
-	if _, err := Measure(ctx, Work{Nodes: 1}, []Contender{end}, Plan{Rounds: 2, Pause: time.Hour}, func(string, ...any) {}); !errors.Is(err, cause) {
+	if _, err := Measure(ctx, Work{Nodes: 1}, []Contender{end}, Plan{Rounds: 2, Pause: time.Hour, Limit: time.Minute}, func(string, ...any) {}); !errors.Is(err, cause) {
 		t.Error(err)
+	}
+}
+
+// A job that does not end in time has failed, and the next one has its turn.
+func TestLimit(t *testing.T) {
+	hangs := Contender{Name: "hangs", Run: func(ctx context.Context, _ Work) (time.Duration, error) {
+		<-ctx.Done()
+		return 0, ctx.Err()
+	}}
+	results, err := Measure(context.Background(), Work{Nodes: 1}, []Contender{hangs}, Plan{Rounds: 2, Limit: time.Millisecond}, func(string, ...any) {})
+	if err != nil || results[0].Failed != 2 || results[0].Jobs != 0 {
+		t.Errorf("%+v, %v", results, err)
 	}
 }

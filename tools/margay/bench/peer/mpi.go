@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -137,13 +138,16 @@ func (m *MPI) Contender(p fabric.Place, network *Network) fabric.Contender {
 	}}
 }
 
+// overTCP are variables with which ranks of MPICH use TCP, also on one host.
+var overTCP = []string{"MPIR_CVAR_NOLOCAL=1", "UCX_TLS=tcp,self"}
+
 // mpich implements kind.command.
 func (m *MPI) mpich(p fabric.Place, w *Network) (argv, env []string) {
 	argv = []string{"mpiexec.mpich", "-n", fmt.Sprint(p.Ranks)}
 	if p.Nodes == 1 {
 		return argv, nil
 	}
-	env = []string{"MPIR_CVAR_NOLOCAL=1", "UCX_TLS=tcp,self"}
+	env = slices.Clip(overTCP)
 	if w == nil {
 		return argv, append(env, "UCX_NET_DEVICES=lo")
 	}
