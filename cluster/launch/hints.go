@@ -21,12 +21,18 @@ var libraryPlaces = map[string][]string{
 // shells run other programs by their names.
 var shells = []string{"sh", "bash", "dash", "zsh", "ksh", "busybox"}
 
-// exitCommandNotFound is the exit status of a shell that does not find a program.
-const exitCommandNotFound = 127
+const (
+	exitTimeLimit       = 124 // of a job that has reached its time limit
+	exitCommandNotFound = 127 // of a shell that does not find a program
+)
 
 // Hint names the files that a program may have missed on its nodes, after it failed with an exit
-// status. args are its arguments. The hint is empty if no such file is known.
+// status, or says why it may not have ended. args are its arguments. The hint is empty if nothing
+// is known.
 func (f *Files) Hint(code int, args []string) string {
+	if code == exitTimeLimit {
+		return f.hintOfLimit()
+	}
 	hints := []string{f.hintOf(code)}
 	if left := f.leftBehind(args); len(left) > 0 && code < 128 { // no signal has ended it
 		hint := "files that arguments name are not copied automatically: --with " + strings.Join(left, " --with ")
@@ -102,4 +108,19 @@ func (f *Files) notTaken(prefix, name string, places []string) (folders []string
 		}
 	}
 	return folders
+}
+
+// hangingMPICH begin the names of the libraries of MPICH 4.0 and 4.1. Their last barrier of PMI is
+// behind the close of connections, and a rank that is in it answers no close of another one.
+var hangingMPICH = []string{"libmpich.so.12.2.", "libmpich.so.12.3.", "libmpi.so.12.2.", "libmpi.so.12.3."}
+
+// hintOfLimit says why a program may not have ended.
+func (f *Files) hintOfLimit() string {
+	if f.root != nil || !slices.ContainsFunc(f.List, func(file File) bool {
+		real, err := filepath.EvalSymlinks(file.Path)
+		return mpichLibrary(file.Path) && err == nil && begins(real, hangingMPICH)
+	}) {
+		return ""
+	}
+	return "between nodes, MPICH 4.0 and 4.1 may hang in MPI_Finalize, and MPICH 4.2 does not: docs/mpi.md shows how to run the program with its library"
 }

@@ -1,7 +1,9 @@
 package launch
 
 import (
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -42,6 +44,7 @@ func TestHint(t *testing.T) {
 		{"shell with its script", bash, []string{script}, 126, "", []string{script}},
 		{"python without its script", python, nil, 2, "python3.11 went along without its library: --with " + library + ", or --root host; " + leftBehind +
 			" --with " + script, []string{"-u", script, script, shared, "/etc/passwd", "/proc/version", "none"}},
+		{"a program that does not end", interpreter("app"), nil, 124, "", []string{script}},
 		{"a program that a signal ended", interpreter("app"), nil, 130, "", []string{script}},
 	} {
 		f, err := Collect(test.program, test.with)
@@ -50,6 +53,29 @@ func TestHint(t *testing.T) {
 		}
 		if got := f.Hint(test.code, test.args); got != test.want {
 			t.Errorf("%s: %q", test.name, got)
+		}
+	}
+}
+
+// After a job has reached its time limit, a library that may have hung is named.
+func TestHintOfLimit(t *testing.T) {
+	for version, hangs := range map[string]bool{"12.1.8": false, "12.2.2": true, "12.3.1": true, "12.4.1": false} {
+		folder := t.TempDir()
+		library, program := filepath.Join(folder, "libmpich.so.12"), filepath.Join(folder, "app")
+		compile(t, "int MPI_Init(void) { return 0; }", library+"."+strings.TrimPrefix(version, "12."), "-shared", "-Wl,-soname,libmpich.so.12")
+		if err := os.Symlink("libmpich.so."+version, library); err != nil {
+			t.Fatal(err)
+		}
+		compile(t, "int MPI_Init(void); int main(void) { return MPI_Init(); }", program, library, "-Wl,-rpath,"+folder)
+		f, err := Collect(program, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := f.Hint(124, nil); strings.Contains(got, "MPICH 4.2 does not") != hangs || !hangs && got != "" {
+			t.Errorf("%s: %q", version, got)
+		}
+		if got := f.Hint(1, nil); got != "" {
+			t.Errorf("%s, another failure: %q", version, got)
 		}
 	}
 }

@@ -14,7 +14,8 @@ type results struct {
 	ours, peers [][]string     // lines of each run, in order
 }
 
-// newResults compares outputs of a program whose ranks may print the name of this host, or of nodes.
+// newResults compares outputs of a program whose ranks may print the name of this host, or of
+// nodes.
 func newResults(host string) *results {
 	return &results{host: regexp.MustCompile(`\b(` + regexp.QuoteMeta(host) + `|node\d+)\b`)}
 }
@@ -26,9 +27,9 @@ func (r *results) lines(output string) []string {
 	return lines
 }
 
-// verdict compares the runs. Lines that all runs of the peers have are results, and each of our runs
-// must have them. If all runs of the peers have as many lines, ours must have as many. The error
-// is that a run of ours differs.
+// verdict compares the runs. Lines that all runs of the peers have are results, and each of our
+// runs must have them. If all runs of the peers have as many lines, ours must have as many. The
+// error is that a run of ours differs.
 func (r *results) verdict() (string, error) {
 	if len(r.peers) == 0 || len(r.ours) == 0 {
 		return "results are not compared: there is no run of both that has ended", nil

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Results are lines that all runs of the peer have; figures of time, the order and the names of hosts
-// are none.
+// Results are lines that all runs of the peer have. Figures of time are none, and the order and the
+// names of hosts do not count.
 func TestResults(t *testing.T) {
 	for name, c := range map[string]struct {
 		ours, peers  []string

@@ -12,7 +12,7 @@ import (
 	"margay/tools/margay/bench/page"
 )
 
-// warmUps are those of the tests.
+// warmUps is how many jobs warm up in tests.
 const warmUps = 2
 
 // inTurns is a contender that takes these times, after the jobs to warm up; 0 is a failure.
