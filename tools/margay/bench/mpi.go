@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"time"
 
@@ -33,6 +34,8 @@ type mpiFlags struct {
 	limit         time.Duration
 	mpiexec       string
 	options       string
+	results       string
+	compared      *regexp.Regexp // results
 	markdown      bool
 	node, jobInit string // what nodes run
 }
@@ -53,7 +56,8 @@ under mpiexec with as many ranks on this host: once with shared memory and once 
 All have their turn in each round. Compare figures of one row only.
 
 What the ranks print is compared. Lines that all runs under mpiexec have are results: all runs under Margay must have them, in any
-order, and the names of hosts count as equal. The status is 1 if one lacks a line.
+order, and the names of hosts count as equal. If one lacks a line, the command fails. A line with a time may be the same by chance:
+--results chooses the lines that are compared.
 
 A run that does not end within the limit has failed; the others go on, and its last error is printed below.`,
 		Example: `  margay bench mpi bin/mpi-hello
@@ -92,6 +96,7 @@ func (f *mpiFlags) add(flags *pflag.FlagSet) {
 	flags.DurationVar(&f.limit, "limit", time.Minute, "how long a run may take")
 	flags.StringVar(&f.mpiexec, "mpiexec", "mpiexec.mpich", "the command of mpiexec, without -n and the program")
 	flags.StringVar(&f.options, "run", "", "options of margay run, with spaces between, such as '--root host'")
+	flags.StringVar(&f.results, "results", "", "compare only lines that match this regular expression (default: all)")
 	flags.BoolVar(&f.markdown, "markdown", false, "print Markdown")
 	flags.StringVar(&f.node, "node-program", "", "the program that nodes run (default: nodekernel beside margay)")
 }
@@ -118,6 +123,9 @@ func (f *mpiFlags) check(c *cobra.Command) (err error) {
 	}
 	if _, err := exec.LookPath(words[0]); err != nil {
 		return fmt.Errorf("bench mpi: --mpiexec: %w; it is in Debian's package mpich", err)
+	}
+	if f.compared, err = regexp.Compile(f.results); err != nil {
+		return fmt.Errorf("bench mpi: --results: %w", err)
 	}
 	f.node, f.jobInit, err = command.NodePrograms(f.node)
 	return err
@@ -146,7 +154,7 @@ func (a commands) benchMPI(ctx context.Context, f mpiFlags, argv []string) (figu
 		return nil, nil, err
 	}
 	for _, n := range f.nodes {
-		outputs := newResults(host)
+		outputs := newResults(host, f.compared)
 		rows, err := a.measureMPI(ctx, n, f, argv, outputs)
 		if err != nil {
 			return nil, nil, err

@@ -11,18 +11,20 @@ import (
 // differ from run to run, and the order of ranks does.
 type results struct {
 	host        *regexp.Regexp // names of hosts, which count as equal
+	compared    *regexp.Regexp // what is in lines that are compared
 	ours, peers [][]string     // lines of each run, in order
 }
 
 // newResults compares outputs of a program whose ranks may print the name of this host, or of
 // nodes.
-func newResults(host string) *results {
-	return &results{host: regexp.MustCompile(`\b(` + regexp.QuoteMeta(host) + `|node\d+)\b`)}
+func newResults(host string, compared *regexp.Regexp) *results {
+	return &results{host: regexp.MustCompile(`\b(` + regexp.QuoteMeta(host) + `|node\d+)\b`), compared: compared}
 }
 
-// lines returns the lines of an output in order, so that runs can be compared.
+// lines returns the lines of an output that are compared, in order.
 func (r *results) lines(output string) []string {
 	lines := strings.Split(strings.TrimSuffix(r.host.ReplaceAllString(output, "HOST"), "\n"), "\n")
+	lines = slices.DeleteFunc(lines, func(line string) bool { return !r.compared.MatchString(line) })
 	slices.Sort(lines)
 	return lines
 }

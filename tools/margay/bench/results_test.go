@@ -2,6 +2,7 @@ package bench
 
 import (
 	"fmt"
+	"regexp"
 	"testing"
 )
 
@@ -9,6 +10,7 @@ import (
 // names of hosts do not count.
 func TestResults(t *testing.T) {
 	for name, c := range map[string]struct {
+		compared     string
 		ours, peers  []string
 		verdict, err string
 	}{
@@ -37,6 +39,10 @@ func TestResults(t *testing.T) {
 			ours: []string{"node1 is there\n"}, peers: []string{"nowhere is there\n"},
 			err: `a run under Margay lacks a line that all runs under mpiexec have: "nowhere is there"`,
 		},
+		"lines that are compared": {
+			compared: "^sum", ours: []string{"sum 3\n0 ticks\n"}, peers: []string{"sum 3\n1 ticks\n"},
+			verdict: "1 of 1 lines are the same in all runs under mpiexec, and all runs under Margay have them",
+		},
 		"no run of the peer": {
 			ours: []string{"ok\n"}, verdict: "results are not compared: there is no run of both that has ended",
 		},
@@ -44,7 +50,7 @@ func TestResults(t *testing.T) {
 			peers: []string{"ok\n"}, verdict: "results are not compared: there is no run of both that has ended",
 		},
 	} {
-		r := newResults("here")
+		r := newResults("here", regexp.MustCompile(c.compared))
 		for _, output := range c.ours {
 			r.ours = append(r.ours, r.lines(output))
 		}
