@@ -11,7 +11,7 @@ import (
 // differ from run to run, and the order of ranks does.
 type results struct {
 	host        *regexp.Regexp // names of hosts, which count as equal
-	compared    *regexp.Regexp // what is in lines that are compared
+	compared    *regexp.Regexp // parts of the lines that are compared
 	ours, peers [][]string     // lines of each run, in order
 }
 
