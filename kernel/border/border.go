@@ -25,9 +25,10 @@
 //
 // The table of pairs says which ends of mirrored channels are judged (Admit), by number and port,
 // with the key of the end, the address of the other one, and the position of the ring up to which
-// messages were judged. For each place of the ring behind that, a bit says whether a message there
-// was stopped, so that a message that is sent again gets the same answer. A stopped message gets
-// the number of a handler that libraries ignore (wire.HandlerStopped).
+// messages were judged. A digest of each record behind that, with a bit that says whether it was
+// stopped, makes a message that is sent again get the same answer, and refuses other bytes in its
+// place: a hostile sender cannot show the extensions one message and the rank another. A stopped
+// message gets the number of a handler that libraries ignore (wire.HandlerStopped).
 //
 // The program changes the key of each datagram that it has judged by the seal of the pair, and the
 // end takes no others (wire.Channel.Seal). What it does not understand passes unchanged, and is not

@@ -23,7 +23,7 @@ func TestConstants(t *testing.T) {
 	want := map[string]int{
 		"HEADER": header, "KEY": header + 8, "DATA": header + mirror.HeaderSize, "MOST_DATA": mirror.Most - mirror.HeaderSize, "RING": wire.ChannelRing,
 		"RECORD": wire.ChannelHeader, "MOST_PAYLOAD": wire.ChannelPayload, "PIECE": wire.HandlerPiece, "PIECE_ARGS": wire.PieceArgs, "STOPPED": wire.HandlerStopped,
-		"MOST_LONG": wire.MaxMessage, "PLACES": places, "FAULTS": slot.FaultLimit,
+		"MOST_LONG": wire.MaxMessage, "RECORDS": records, "FAULTS": slot.FaultLimit,
 	}
 	defines, names := "", make(map[string]string)
 	for _, define := range regexp.MustCompile(`(?m)^#define [A-Z_]+ .*$`).FindAllString(string(source), -1) {

@@ -21,6 +21,7 @@ import (
 	"margay/ext/packet/firewall"
 	"margay/internal/check"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/mirror"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
 	"margay/kernel/extension"
@@ -396,8 +397,21 @@ func (s *sender) spoil(f []byte) []byte {
 	return f
 }
 
-// TestFrames gives the program random frames of some pairs, in order, again, with gaps, and spoilt,
-// and compares it with the reference: the frames that it passes on, and what the extensions count.
+// forge changes a byte of the data in a frame, with the right checksum.
+func (s *sender) forge(f []byte) {
+	be := binary.BigEndian
+	ip := f[14 : 14+be.Uint16(f[16:])]
+	if data := ip[28+mirror.HeaderSize:]; len(data) > 0 {
+		data[s.IntN(len(data))] ^= 1 << s.IntN(8)
+	}
+	if be.Uint16(ip[26:]) != 0 {
+		be.PutUint16(ip[26:], checksum(ip))
+	}
+}
+
+// TestFrames gives the program random frames of some pairs, in order, again, with gaps, spoilt and
+// forged, and compares it with the reference: the frames that it passes on, and what the extensions
+// count.
 func TestFrames(t *testing.T) {
 	random := rand.New(rand.NewPCG(check.Seed(t), 0))
 	r := newRig(t)
@@ -427,11 +441,11 @@ func TestFrames(t *testing.T) {
 			Number: uint32(i), Key: random.Uint64(), Port: uint16(40000 + i/2), From: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(2 + i)}), uint16(50000+i)),
 			Job: 7, Node: 5 + id.Node(i), Source: id.Rank(20 + i), Target: id.Rank(3 + i),
 		}}
-		seal := r.admit(s, 0)
-		ref.pairs[s.pair.end()] = &judged{Pair: s.pair, seal: seal, stopped: make(map[uint64]bool)}
+		seal := r.admit(s, 0, 0)
+		ref.pairs[s.pair.end()] = newJudged(s, seal, 0)
 		senders = append(senders, s)
 	}
-	sealed := 0
+	sealed, spoilt := 0, 0
 	const rounds = 4000
 	for round := range rounds {
 		s := senders[random.IntN(len(senders))]
@@ -449,8 +463,11 @@ func TestFrames(t *testing.T) {
 			n = max(0, n-random.IntN(8))
 		}
 		f := s.datagram(n)
-		if random.IntN(5) == 0 {
+		switch random.IntN(10) {
+		case 0, 1:
 			f = s.spoil(f)
+		case 2:
+			s.forge(f)
 		}
 		if len(f) < 14 {
 			continue
@@ -463,10 +480,14 @@ func TestFrames(t *testing.T) {
 		if judged {
 			sealed++
 		}
+		if p.forged == mostForged && random.IntN(10) == 0 { // some frames were in vain
+			spoilt++
+			ref.pairs[s.pair.end()] = newJudged(s, r.admit(s, 0, p.position), p.position)
+		}
 	}
 	r.Report()
-	if n := [2]uint64{fire.Stats().Runs, last.Stats().Runs}; n != runs || sealed < rounds/2 || ref.stopped < 100 {
-		t.Errorf("%d runs, want %d; %d frames sealed, %d messages stopped", n, runs, sealed, ref.stopped)
+	if n := [2]uint64{fire.Stats().Runs, last.Stats().Runs}; n != runs || sealed < rounds/2 || ref.stopped < 100 || spoilt == 0 {
+		t.Errorf("%d runs, want %d; %d frames sealed, %d messages stopped, %d pairs spoilt", n, runs, sealed, ref.stopped, spoilt)
 	}
 	counts, err := firewall.Read(fire.Map(firewall.Counts).Memory().Bytes())
 	if err != nil || [64]firewall.Count(counts) != want {
@@ -521,7 +542,7 @@ func TestFaults(t *testing.T) {
 	s := newSender()
 	x := r.insert(extension.Request{Object: extensiontest.Object(t, extensiontest.Program{Section: "packet", Name: "nonsense", Code: []string{"mov r0, 9", "exit"}})})
 	r.judging()
-	r.admit(s, 0)
+	r.admit(s, 0, 0)
 	for len(s.records) < 3*slot.FaultLimit {
 		s.write()
 	}
@@ -550,7 +571,7 @@ func TestSlow(t *testing.T) {
 		r.insert(passes)
 	}
 	check.AwaitFor(t, patience, "program with all extensions", r.judges)
-	seal := r.admit(s, 0)
+	seal := r.admit(s, 0, 0)
 	s.write()
 	r.run(s.datagram(0))
 	atomic.StoreUint32(&r.members[0].tally.is.Slow, slowLimit)
@@ -570,13 +591,18 @@ func newSender() *sender {
 	return &sender{Rand: rand.New(rand.NewPCG(1, 1)), steady: true, pair: Pair{Number: 1, Key: 2, Port: 3, From: netip.MustParseAddrPort("10.0.0.9:4"), Job: 5, Node: 6}}
 }
 
-// admit admits the sender's pair with a seal, 0 for a new one, and returns the seal.
-func (r *rig) admit(s *sender, seal uint64) uint64 {
+// newJudged returns what the reference knows of a pair that was admitted.
+func newJudged(s *sender, seal, position uint64) *judged {
+	return &judged{Pair: s.pair, seal: seal, position: position, trusted: position, records: make(map[uint64]record)}
+}
+
+// admit admits the sender's pair with a seal, 0 for a new one, at a position, and returns the seal.
+func (r *rig) admit(s *sender, seal, position uint64) uint64 {
 	r.t.Helper()
 	if seal == 0 {
 		seal = s.Uint64() | 1
 	}
-	ok, err := r.Admit(s.pair, seal, 0)
+	ok, err := r.Admit(s.pair, seal, position)
 	if err != nil || !ok {
 		r.t.Fatal(ok, err)
 	}
@@ -595,7 +621,7 @@ func TestTurns(t *testing.T) {
 	s := newSender()
 	x := r.insert(extension.Request{Object: firewall.Object})
 	r.judging()
-	seal := r.admit(s, 0)
+	seal := r.admit(s, 0, 0)
 	s.write()
 	run := func() bool { return s.sealed(r.run(s.datagram(len(s.records)-1)), seal) }
 	messages := func(x *extension.Extension) uint64 {
@@ -618,7 +644,7 @@ func TestTurns(t *testing.T) {
 	r.Lock() // and it is killed
 	old, oldManager, number := r.Border, r.manager, r.number
 	r.reopen(keptBorder, memberItem(x.Handle()))
-	if again := r.admit(s, seal); again != seal {
+	if again := r.admit(s, seal, 0); again != seal {
 		t.Fatal(again)
 	}
 	y := r.insert(extension.Request{Object: firewall.Object, Handle: x.Handle()})
@@ -664,7 +690,7 @@ func TestAdvance(t *testing.T) {
 	s := newSender()
 	r.insert(extension.Request{Object: firewall.Object})
 	r.judging()
-	seal := r.admit(s, 0)
+	seal := r.admit(s, 0, 0)
 	for range 3 {
 		s.write()
 	}
@@ -679,5 +705,53 @@ func TestAdvance(t *testing.T) {
 	}
 	if f := r.run(s.datagram(1)); !s.sealed(f, seal) || position(f) != uint64(s.records[1]) {
 		t.Errorf("the next data are for position %d", position(f))
+	}
+}
+
+// Bytes that the extensions have not seen do not reach a rank in the place of those that they have,
+// wherever in a message they begin. Nothing of a peer is judged any more that tries it often.
+func TestForged(t *testing.T) {
+	r := newRig(t)
+	x := r.insert(extension.Request{Object: firewall.Object, Settings: []extension.Setting{{Name: firewall.Handler, Value: 3}}})
+	r.judging()
+	s := newSender()
+	seal := r.admit(s, 0, 0)
+	write := func(at, handler int) {
+		binary.LittleEndian.PutUint64(s.ring[at:], uint64(len(s.ring)-at-wire.ChannelHeader)|1<<32|uint64(handler)<<48)
+		s.records = []int{at}
+	}
+	sent := func() bool { return s.sealed(r.run(s.datagram(0)), seal) }
+	s.ring = make([]byte, 120)
+	honest := func(when string) {
+		t.Helper()
+		clear(s.ring)
+		if write(0, 1); !sent() {
+			t.Errorf("the message does not pass %s", when)
+		}
+	}
+	honest("at first")
+	honest("again")
+	if write(0, 3); sent() {
+		t.Error("a message for another handler passes")
+	}
+	honest("after one for another handler")
+	if s.ring[100] = 1; sent() {
+		t.Error("a message with another payload passes")
+	}
+	for _, at := range []int{8, 16, 24, 48, 96} {
+		if write(at, 3); sent() {
+			t.Errorf("a message within it passes at %d", at)
+		}
+	}
+	honest("after others")
+	for range mostForged {
+		write(0, 3)
+		sent()
+	}
+	clear(s.ring)
+	write(0, 1)
+	passes := sent()
+	if r.Report(); passes || x.Stats().Runs != 1 {
+		t.Errorf("a message of a peer that forges others passes, %d runs", x.Stats().Runs)
 	}
 }

@@ -108,7 +108,7 @@ func TestJob(t *testing.T) {
 	if engine, why := r.at(x); !strings.HasSuffix(engine, "+lo") {
 		t.Fatalf("it runs on %s: %s", engine, why)
 	}
-	seals := [2]uint64{r.admit(mine, 0), r.admit(other, 0)}
+	seals := [2]uint64{r.admit(mine, 0, 0), r.admit(other, 0, 0)}
 	for i, s := range []*sender{mine, other} {
 		s.say(3, 10, "word")
 		s.say(2, 10, "word")
@@ -158,7 +158,7 @@ func TestJob(t *testing.T) {
 	old, oldManager, number := r.Border, r.manager, r.number
 	r.reopen(keptBorder, memberItem(x.Handle()))
 	for i, s := range []*sender{mine, other} {
-		r.admit(s, seals[i])
+		r.admit(s, seals[i], 0)
 	}
 	set = r.job(5)
 	request.Handle = x.Handle()
@@ -280,13 +280,13 @@ func TestSameHandle(t *testing.T) {
 	s := newSender()
 	x := r.insert(extension.Request{Object: firewall.Object})
 	r.judging()
-	seal := r.admit(s, 0) // it keeps the program there
+	seal := r.admit(s, 0, 0) // it keeps the program there
 	if err := r.manager.Remove(x.Handle(), "the test"); err != nil {
 		t.Fatal(err)
 	}
 	old, oldManager := r.Border, r.manager
 	r.reopen(keptBorder)
-	r.admit(s, seal)
+	r.admit(s, seal, 0)
 	r.start()
 	y := r.add(r.job(5), extension.Request{Object: extensiontest.Object(t, extensiontest.Program{
 		Section: slot.MessageOnInterface, Name: "consumes", Code: []string{"mov r0, 1", "exit"},
@@ -315,7 +315,7 @@ func TestBudget(t *testing.T) {
 	x := r.insert(extension.Request{Object: firewall.Object})
 	r.judging()
 	r.states.is.setBudget(0)
-	seal := r.admit(s, 0)
+	seal := r.admit(s, 0, 0)
 	be := binary.BigEndian
 	sum := func(b []byte) uint16 {
 		n := uint32(0)
@@ -360,7 +360,7 @@ func TestChecksum(t *testing.T) {
 	s := newSender()
 	x := r.insert(extension.Request{Object: firewall.Object})
 	r.judging()
-	seal := r.admit(s, 0)
+	seal := r.admit(s, 0, 0)
 	for len(s.ring) < 1400 {
 		s.write()
 	}

@@ -12,8 +12,8 @@ import (
 	"margay/kernel/abi/wire"
 )
 
-// places are the places of a ring at which a record may be.
-const places = wire.ChannelRing / 8
+// records is how many records can begin in a ring.
+const records = wire.ChannelRing/wire.ChannelHeader + 1
 
 // Pair is an end of mirrored channels on this node, and the other one.
 type Pair struct {
@@ -38,7 +38,7 @@ func (p *Pair) end() end {
 func (p *Pair) peer(seal, judged uint64) *peer {
 	o := &peer{
 		Key: p.Key, Seal: seal, Address: p.From.Addr().As4(), Job: uint32(p.Job), SourceNode: uint32(p.Node), SourceRank: uint32(p.Source),
-		TargetRank: uint32(p.Target), Judged: judged,
+		TargetRank: uint32(p.Target), Judged: judged, Trusted: judged,
 	}
 	binary.BigEndian.PutUint16(o.Port[:], p.From.Port())
 	return o
@@ -90,7 +90,7 @@ func (b *Border) advance(p *Pair, position uint64) error {
 	if err := peers.Lookup(p.end(), is); err != nil || position <= is.Judged {
 		return err
 	}
-	is.Judged = position
+	is.Judged, is.Trusted = position, position
 	return peers.Update(p.end(), is, ebpf.UpdateExist)
 }
 

@@ -21,10 +21,20 @@ type reference struct {
 // judged is a pair, and what was answered about its messages.
 type judged struct {
 	Pair
-	seal, position uint64
-	stopped        map[uint64]bool // by place in the ring, of the last record that was judged there
-	total, next    uint32          // of a long message that was stopped
+	seal, position, trusted uint64
+	records                 map[uint64]record // by position
+	forged                  int
+	total, next             uint32 // of a long message that was stopped
 }
+
+// record is a record that was judged: a message, or the head of a pad.
+type record struct {
+	bytes   string
+	stopped bool
+}
+
+// mostForged is FORGED of skeleton.c.
+const mostForged = 16
 
 // take returns the frame as the program passes it on. A frame that makes no sense may be changed
 // behind its header.
@@ -46,7 +56,7 @@ func (r *reference) take(frame []byte) (out []byte, sealed bool) {
 	key := end{Number: h.Number, Port: [2]byte(ip[22:24])}
 	p := r.pairs[key]
 	from := netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip[12:16])), be.Uint16(ip[20:]))
-	if p == nil || p.Key != h.Key || p.From != from {
+	if p == nil || p.Key != h.Key || p.From != from || p.forged >= mostForged {
 		return out, false
 	}
 	if sum := be.Uint16(ip[26:]); sum != 0 && sum != checksum(ip[:total]) {
@@ -80,18 +90,29 @@ func (r *reference) walk(p *judged, position uint64, data []byte) bool {
 				return false
 			}
 		}
-		if length > len(data) || position < p.position && position+uint64(length) > p.position {
+		crosses := func(to uint64) bool { return position < to && position+uint64(length) > to }
+		if length > len(data) || crosses(p.position) || crosses(p.trusted) {
 			return false
 		}
-		place := position % wire.ChannelRing
-		if position == p.position {
-			p.stopped[place] = kind == 1 && r.stops(p, handler, data[:length], size)
+		is := record{bytes: string(data[:length])}
+		if kind == 2 {
+			is.bytes = is.bytes[:8]
+		}
+		switch was, known := p.records[position]; {
+		case position == p.position:
+			is.stopped = kind == 1 && r.stops(p, handler, data[:length], size)
 			p.position += uint64(length)
-			if p.stopped[place] {
+			if p.records[position] = is; is.stopped {
 				r.stopped++
 			}
+		case position < p.trusted:
+		case !known || was.bytes != is.bytes:
+			p.forged++
+			return false
+		default:
+			is = was
 		}
-		if kind == 1 && p.stopped[place] {
+		if is.stopped {
 			le.PutUint16(data[6:], wire.HandlerStopped)
 		}
 		data, position = data[length:], position+uint64(length)

@@ -62,10 +62,11 @@ static long (*const store)(struct xdp_md *frame, __u32 offset, const void *from,
 #define STOPPED 261
 #define MOST_LONG (1 << 20)
 
-#define PLACES (RING / 8)
+#define RECORDS (RING / RECORD + 1) /* that begin in a ring */
 #define MOST_RECORDS (MOST_DATA / RECORD + 1)
 #define NOWHERE (~7ull) /* a position that no rank takes */
 #define FAULTS 16	/* after so many an extension is not asked any more */
+#define FORGED 16	/* after so many nothing of a peer is judged any more */
 #define TRIES 256	/* to have the extensions, some microseconds */
 #define SLOW_TIME 500000
 #define SLOW_COST 4
@@ -119,15 +120,16 @@ struct peer {
 	__u64 seal; /* changes it */
 	__u32 address; /* as in a frame */
 	__u16 port;    /* the same */
-	__u16 unused;
+	__u16 forged;  /* datagrams with other bytes than those that were judged */
 	__u32 job;
 	__u32 source_node;
 	__u32 source_rank;
 	__u32 target_rank;
-	__u64 judged; /* position up to which messages were judged */
+	__u64 judged;  /* position up to which messages were judged */
+	__u64 trusted; /* the rank has the bytes before, which may not have been */
 	__u32 total;  /* bytes of a long message that was stopped; 0: there is none */
 	__u32 next;   /* offset of its next piece */
-	__u8 stopped[PLACES / 8]; /* a bit for each place of the ring */
+	__u32 digests[RECORDS]; /* of the records that were judged last; bit 0: it was stopped */
 };
 
 /* What the program and the node kernel share. */
@@ -194,6 +196,11 @@ struct numbers {
 	__u32 total;
 	__u32 handler;
 	__u64 args[2];
+
+	/* The digest of a record. */
+	__u64 v[4];
+	__u32 from; /* in the frame */
+	__u32 to;
 };
 
 struct { MAP_ARRAY; MAP_VALUE(struct numbers); MAP_ENTRIES(1); } walks SEC(".maps");
@@ -363,13 +370,80 @@ static inline_always int stops(struct walk *w, __u32 handler, __u32 size)
 	return PASSES;
 }
 
-/* place returns the byte of the bit for a position. */
-static inline_always __u8 *place(struct peer *p, __u64 position)
+/* place returns the place of the digest of a record. Records that are in the ring together have
+ * different ones, since each takes RECORD bytes, but for the last one in the ring. */
+static inline_always __u32 *place(struct peer *p, __u64 position)
 {
-	__u32 at = position / 64;
+	__u32 at = position % RING / RECORD;
 
 	asm volatile("" : "+r"(at));
-	return &p->stopped[at & (PLACES / 8 - 1)];
+	return &p->digests[at < RECORDS ? at : 0];
+}
+
+#define ROTATE(x, bits) ((x) << (bits) | (x) >> (64 - (bits)))
+
+static inline_always void sip_round(__u64 v[4])
+{
+	v[0] += v[1];
+	v[1] = ROTATE(v[1], 13) ^ v[0];
+	v[0] = ROTATE(v[0], 32);
+	v[2] += v[3];
+	v[3] = ROTATE(v[3], 16) ^ v[2];
+	v[0] += v[3];
+	v[3] = ROTATE(v[3], 21) ^ v[0];
+	v[2] += v[1];
+	v[1] = ROTATE(v[1], 17) ^ v[2];
+	v[2] = ROTATE(v[2], 32);
+}
+
+/* absorb adds a word to a digest: SipHash-1-3, whose key the sender does not know. */
+static inline_always void absorb(__u64 v[4], __u64 word)
+{
+	v[3] ^= word;
+	sip_round(v);
+	v[0] ^= word;
+}
+
+/* absorb_some adds some of the bytes from `from` to `to`. */
+static long absorb_some(__u32 index, struct walk *w)
+{
+	__u32 first = 0, length = w->is->to - w->is->from;
+	struct margay_packet *p = map_lookup(&contexts, &first);
+	__u64 v[4];
+
+	(void)index;
+	if (!p || w->is->from >= w->is->to)
+		return 1;
+	if (length > CHUNK)
+		length = CHUNK;
+	asm volatile("" : "+r"(length));
+	if (length == 0 || length > CHUNK || load(w->frame, w->is->from, p->message.data, length))
+		return 1;
+	w->is->from += length;
+	__builtin_memcpy(v, w->is->v, sizeof v);
+	for (__u32 i = 0; i < CHUNK / 8 && 8 * i < length; i++)
+		absorb(v, ((__u64 *)p->message.data)[i]);
+	__builtin_memcpy(w->is->v, v, sizeof v);
+	return 0;
+}
+
+/* digest returns the digest of length bytes at `at`, which determine the length. */
+static noinline __u32 digest(struct walk *w, __u32 length)
+{
+	__u64 key = w->peer->key, seal = w->peer->seal, *v = w->is->v;
+
+	v[0] = key ^ 0x736f6d6570736575;
+	v[1] = seal ^ 0x646f72616e646f6d;
+	v[2] = key ^ 0x6c7967656e657261;
+	v[3] = seal ^ 0x7465646279746573;
+	absorb(v, w->is->position);
+	w->is->from = w->is->at;
+	w->is->to = w->is->at + length;
+	loop((RECORD + MOST_PAYLOAD) / CHUNK + 1, absorb_some, w, 0);
+	v[2] ^= 0xff;
+	for (int i = 0; i < 3; i++)
+		sip_round(v);
+	return (v[0] ^ v[1] ^ v[2] ^ v[3]) & ~1u;
 }
 
 /* change writes 8 bytes over others of a frame. */
@@ -381,13 +455,19 @@ static inline_always void change(struct walk *w, __u32 at, __u64 from, __u64 to)
 	store(w->frame, at, &both[1], 8);
 }
 
-/* step judges one record, and returns 1 after the last one. */
+/* crosses reports whether a position is within a record. */
+static inline_always int crosses(__u64 record, __u32 length, __u64 position)
+{
+	return record < position && record + length > position;
+}
+
+/* step judges one record, and returns 1 after the last one. One that was judged before must be the
+ * same. */
 static long step(__u32 index, struct walk *w)
 {
 	struct peer *p = w->peer;
-	__u32 left, length, size, kind, handler;
-	__u64 head = 0, bit = 1ull << (w->is->position / 8 % 8);
-	__u8 *byte = place(p, w->is->position);
+	__u32 left, length, size, kind, handler, is, *was = place(p, w->is->position);
+	__u64 head = 0;
 
 	(void)index;
 	if (w->is->at >= w->is->end || w->is->at > DATA + MOST_DATA)
@@ -406,19 +486,20 @@ static long step(__u32 index, struct walk *w)
 		length = RING - w->is->position % RING;
 	else if (kind != MESSAGE || size > MOST_PAYLOAD || w->is->position % RING + length > RING)
 		return 1;
-	if (length > left || (w->is->position < p->judged && w->is->position + length > p->judged))
+	if (length > left || crosses(w->is->position, length, p->judged) || crosses(w->is->position, length, p->trusted))
 		return 1;
-	if (w->is->position >= p->judged) {
-		int stopped = kind == MESSAGE && stops(w, handler, size);
-
-		if (stopped)
-			*byte |= bit;
-		else
-			*byte &= ~bit;
-		p->judged = w->is->position + length;
+	if (w->is->position >= p->trusted) {
+		is = digest(w, kind == PAD ? sizeof head : length);
+		if (w->is->position >= p->judged) {
+			*was = is | (kind == MESSAGE && stops(w, handler, size));
+			p->judged = w->is->position + length;
+		} else if ((*was & ~1u) != is) {
+			p->forged += 1;
+			return 1;
+		}
+		if (*was & 1)
+			change(w, w->is->at, head, (head & ~(0xffffull << 48)) | (__u64)STOPPED << 48);
 	}
-	if (kind == MESSAGE && *byte & bit)
-		change(w, w->is->at, head, (head & ~(0xffffull << 48)) | (__u64)STOPPED << 48);
 	w->is->bad = 0;
 	w->is->at += length;
 	w->is->position += length;
@@ -550,6 +631,10 @@ static inline_always void judge_frame(struct walk *w, struct headers *h, struct 
 	__u64 *due = &s->due[at];
 	__u64 now = time_ns();
 
+	if (w->peer->forged >= FORGED) {
+		s->refused += 1;
+		return;
+	}
 	if (*due > now + DEBT || !take(turn)) {
 		__sync_fetch_and_add(&s->met, 1);
 		return;

@@ -28,15 +28,16 @@ type peer struct {
 	Seal       uint64
 	Address    [4]byte // as in a frame
 	Port       [2]byte // the same
-	_          uint16
+	Forged     uint16
 	Job        uint32
 	SourceNode uint32
 	SourceRank uint32
 	TargetRank uint32
 	Judged     uint64
+	Trusted    uint64
 	Total      uint32
 	Next       uint32
-	Stopped    [places / 8]byte
+	Digests    [records]uint32
 }
 
 // common is what the program and the node kernel share.
