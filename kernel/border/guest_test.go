@@ -271,7 +271,7 @@ func (s *sender) write() {
 			s.long = &struct{ total, next int }{total: 1025 + s.IntN(5000)}
 		}
 		handler, size = wire.HandlerPiece, 1+s.IntN(1300)
-		args[1] = uint64(s.pair.Target) | uint64(s.IntN(6))<<32
+		args[1] = uint64(s.pair.Target) | uint64(s.IntN(6))<<32 | uint64(s.IntN(4))<<48
 		rest := s.long.total - s.long.next
 		if s.long.next == 0 {
 			rest += wire.PieceArgs

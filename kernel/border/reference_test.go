@@ -134,7 +134,7 @@ func (r *reference) stops(p *judged, handler uint16, record []byte, size int) bo
 	} else {
 		args[1] = args[1]&^0xffff_ffff | uint64(p.Target) // the program does not look at the target
 		piece, err := wire.ParsePiece([2]uint64{args[0], args[1]}, payload, 1<<32)
-		if err != nil && (args[1]>>48 != 0 || piece.Handler >= wire.MaxHandlers || total <= wire.MaxPayload || total > wire.MaxMessage || size <= wire.PieceArgs) {
+		if err != nil && (piece.Handler >= wire.MaxHandlers || total <= wire.MaxPayload || total > wire.MaxMessage || size <= wire.PieceArgs) {
 			return false
 		}
 		stops = r.verdict(p, piece.Handler, piece.Args, piece.Data[:min(len(piece.Data), wire.MaxPayload-wire.PieceArgs)], int(total))

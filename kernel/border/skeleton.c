@@ -74,6 +74,7 @@ static long (*const store)(struct xdp_md *frame, __u32 offset, const void *from,
 #define SHARE 2		/* extensions of a job get one part in so many of a processor */
 #define DEBT 100000000	/* nanoseconds by which they may be ahead of that */
 #define CHUNK 512 /* bytes whose sum Linux computes at once */
+#define SOME 128  /* bytes of a digest at once: Linux verifies each word */
 
 struct headers {
 	__u16 unused;
@@ -319,7 +320,7 @@ struct piece {
 /* describe_piece is describe for a piece. The first one decides about the others. */
 static inline_always int describe_piece(struct walk *w, __u32 size)
 {
-	struct piece piece = { .total = w->is->args[0], .offset = w->is->args[0] >> 32, .handler = w->is->args[1] >> 32 };
+	struct piece piece = { .total = w->is->args[0], .offset = w->is->args[0] >> 32, .handler = w->is->args[1] >> 32 & 0xffff };
 	struct peer *p = w->peer;
 
 	if (piece.offset > 0) {
@@ -414,14 +415,14 @@ static long absorb_some(__u32 index, struct walk *w)
 	(void)index;
 	if (!p || w->is->from >= w->is->to)
 		return 1;
-	if (length > CHUNK)
-		length = CHUNK;
+	if (length > SOME)
+		length = SOME;
 	asm volatile("" : "+r"(length));
-	if (length == 0 || length > CHUNK || load(w->frame, w->is->from, p->message.data, length))
+	if (length == 0 || length > SOME || load(w->frame, w->is->from, p->message.data, length))
 		return 1;
 	w->is->from += length;
 	__builtin_memcpy(v, w->is->v, sizeof v);
-	for (__u32 i = 0; i < CHUNK / 8 && 8 * i < length; i++)
+	for (__u32 i = 0; i < SOME / 8 && 8 * i < length; i++)
 		absorb(v, ((__u64 *)p->message.data)[i]);
 	__builtin_memcpy(w->is->v, v, sizeof v);
 	return 0;
@@ -439,7 +440,7 @@ static noinline __u32 digest(struct walk *w, __u32 length)
 	absorb(v, w->is->position);
 	w->is->from = w->is->at;
 	w->is->to = w->is->at + length;
-	loop((RECORD + MOST_PAYLOAD) / CHUNK + 1, absorb_some, w, 0);
+	loop((RECORD + MOST_PAYLOAD) / SOME + 1, absorb_some, w, 0);
 	v[2] ^= 0xff;
 	for (int i = 0; i < 3; i++)
 		sip_round(v);

@@ -27,11 +27,14 @@ type stream struct {
 type decision struct {
 	verdict     slot.Verdict
 	target      id.Rank
+	number      uint16
 	total, next int // bytes of the message, offset of its next piece
 }
 
 // continues reports whether a piece is the next one of the message.
-func (d *decision) continues(p *wire.Piece) bool { return p.Total == d.total && p.Offset == d.next }
+func (d *decision) continues(p *wire.Piece) bool {
+	return p.Number == d.number && p.Total == d.total && p.Offset == d.next
+}
 
 // judgePiece returns the verdict about a piece of a long message. The extensions decide about the
 // message when its first piece comes; the other pieces share its verdict. Without a known verdict,
@@ -63,7 +66,7 @@ func (j *Job) judgePiece(o flow.Origin, m *frame.Message) (decision, error) {
 		d.verdict = slot.Deliver
 	}
 	if known && !p.Last() {
-		d.total, d.next = p.Total, p.Offset+len(p.Data)
+		d.number, d.total, d.next = p.Number, p.Total, p.Offset+len(p.Data)
 		in.pieces[s] = d
 	} else {
 		delete(in.pieces, s) // possibly the verdict about an abandoned message

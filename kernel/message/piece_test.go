@@ -241,7 +241,7 @@ func TestLongFromChannel(t *testing.T) {
 	b.insert(extensiontest.Object(t, byTotal))
 	a.push(long(1, uint16(slot.Consume), 1)[:2]...)
 	rest := long(1, uint16(slot.Consume), 2)[2]
-	rest.Args[0] += 8 << 32 // pieces in a channel have other sizes
+	rest.Args[1] += 1 << 48 // it is the next message
 	a.push(rest)
 	if r, ok := b.next(time.Minute); !ok || r.Handler != wire.HandlerPiece || r.Args != rest.Args {
 		t.Errorf("it comes as %+v", r)

@@ -94,6 +94,7 @@ static struct {
 	struct assembler assembler;
 	unsigned parts;   /* of long messages that have come, but for the last part of each, and stopped messages */
 	const struct long_message *sending; /* NULL: there is none */
+	uint16_t numbered;		    /* the number of the last one */
 	unsigned mirrored; /* messages handled of mirrored channels */
 	int in_vain; /* calls of margay_poll since one has handled a message */
 
@@ -2074,7 +2075,7 @@ int margay_send(int rank, int handler, uint64_t arg0, uint64_t arg1, const void 
 		return margay_in_send(rank, handler, arg0, arg1, payload, length, -1);
 	if (self.running > 0 || self.sending)
 		return fail("a message of %zu bytes cannot be sent by a handler, or while another one is", length);
-	struct long_message m = {.rank = rank, .handler = handler, .args = {arg0, arg1}, .payload = payload, .length = length};
+	struct long_message m = {.rank = rank, .handler = handler, .number = ++self.numbered, .args = {arg0, arg1}, .payload = payload, .length = length};
 	self.sending = &m;
 	int err = send_long(&m);
 	self.sending = NULL;

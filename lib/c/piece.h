@@ -13,6 +13,7 @@
 /* A long message that is being sent. */
 struct long_message {
 	int rank, handler;
+	uint16_t number; /* of the long messages of this rank, wrapping */
 	uint64_t args[2];
 	const char *payload;
 	size_t length;
@@ -32,7 +33,7 @@ struct piece {
  * in first, of that size. */
 static inline struct piece piece_next(const struct long_message *m, size_t limit, char *first)
 {
-	struct piece p = {.args = {m->length | (uint64_t)m->sent << 32, (uint32_t)m->rank | (uint64_t)m->handler << 32}};
+	struct piece p = {.args = {m->length | (uint64_t)m->sent << 32, (uint32_t)m->rank | (uint64_t)m->handler << 32 | (uint64_t)m->number << 48}};
 	size_t before = m->sent ? 0 : WIRE_PIECE_ARGS, rest = m->length - m->sent;
 	p.data = limit - before < rest ? limit - before : rest;
 	p.length = before + p.data;
@@ -51,6 +52,7 @@ struct assembly {
 	int source;
 	uint32_t target; /* the rank that the source has sent it to */
 	int handler;
+	uint16_t number;
 	uint64_t args[2];
 	size_t length, arrived;
 	size_t size; /* of the buffer */
@@ -109,12 +111,13 @@ static inline enum piece_result assembler_arrive(struct assembler *a, const stru
 	const char *data = piece->payload;
 	size_t total = (uint32_t)piece->args[0], offset = piece->args[0] >> 32, n = piece->length;
 	uint32_t target = (uint32_t)piece->args[1], handler = (uint16_t)(piece->args[1] >> 32);
+	uint16_t number = (uint16_t)(piece->args[1] >> 48);
 	struct assembly **at = &a->unfinished, *m;
 	if (offset == 0) {
 		data += WIRE_PIECE_ARGS;
 		n = n > WIRE_PIECE_ARGS ? n - WIRE_PIECE_ARGS : 0;
 	}
-	if (piece->args[1] >> 48 || target >= size || handler >= MARGAY_MAX_HANDLERS || total <= MARGAY_MAX_PAYLOAD || total > MARGAY_MAX_MESSAGE ||
+	if (target >= size || handler >= MARGAY_MAX_HANDLERS || total <= MARGAY_MAX_PAYLOAD || total > MARGAY_MAX_MESSAGE ||
 	    n == 0 || offset + n > total)
 		return PIECE_NONSENSE;
 	while ((m = *at) && (m->source != piece->source || m->target != target))
@@ -129,13 +132,14 @@ static inline enum piece_result assembler_arrive(struct assembler *a, const stru
 		m->source = piece->source;
 		m->target = target;
 		m->handler = handler;
+		m->number = number;
 		m->length = total;
 		m->arrived = 0;
 		memcpy(m->args, piece->payload, sizeof m->args);
 		m->next = a->unfinished;
 		a->unfinished = m;
 		at = &a->unfinished;
-	} else if (!m) {
+	} else if (!m || m->number != number) {
 		return PIECE_TAKEN;
 	} else if (m->arrived != offset || m->length != total || (uint32_t)m->handler != handler) {
 		return PIECE_NONSENSE;

@@ -283,7 +283,8 @@ func (f *far) pause() {
 func mirrors(t *testing.T, seed uint64, program Program) {
 	f := startFar(t, seed, program, "echo")
 	c := talk{t: t, pass: f.pass, take: f.take}
-	// Behind a piece that was stopped on the interface:
+	// Of a message whose first piece was stopped on the interface, behind one that was given up:
+	f.Push(wire.Record{Handler: wire.HandlerPiece, Args: [2]uint64{2000, 1 | 1<<32 | 7<<48}, Payload: make([]byte, wire.PieceArgs+1000)})
 	f.Push(wire.Record{Handler: wire.HandlerPiece, Args: [2]uint64{2000 | 1000<<32, 1 | 1<<32}, Payload: make([]byte, 1000)})
 	for range 50 { // the rank sleeps
 		f.Await("sleep", f.Waiting)

@@ -33,8 +33,10 @@ type Outlet struct {
 	send  *Producer
 	to    []*outlet // by rank; nil: there is no channel to it
 	node  uint32
-	longs map[uint32]*Long // by target: the message that is being sent
-	first []byte           // payload of a first piece
+
+	longs  map[uint32]*Long // by target: the message that is being sent
+	number uint16           // of the last one that was begun
+	first  []byte           // payload of a first piece
 
 	// Positions of the send ring behind messages that passed the node kernel, but for Notes.
 	spoken  uint64 // the last one

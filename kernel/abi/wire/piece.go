@@ -12,16 +12,18 @@ const PieceArgs = 16
 // Piece is a part of a message with more than MaxPayload bytes. A rank sends the pieces of a
 // message to one target in order, and no pieces of another message to that target in between.
 // Offset 0 begins a message. If pieces of the one before it are missing, its source has given that
-// up. The arguments of the record are
+// up. The number of the message keeps pieces of one whose first piece was stopped away from an
+// older one that was given up. The arguments of the record are
 //
 //	0 u64: bytes of the message's payload in bits 0 to 31, offset of the piece's data in them in bits 32 to 63
-//	1 u64: rank to which the message was sent in bits 0 to 31, its handler in bits 32 to 47, 48 to 63 are 0
+//	1 u64: rank to which the message was sent in bits 0 to 31, its handler in bits 32 to 47, its number in 48 to 63
 //
 // The payload of the first piece is the two arguments of the message, PieceArgs bytes, and data; of
 // the others, data. Each has at least a byte of data.
 type Piece struct {
 	Target  uint32 // differs from the receiver if the message was forwarded
 	Handler uint16
+	Number  uint16 // of the long messages of its source, wrapping
 	Total   int
 	Offset  int
 	Args    [2]uint64 // of the message; in the first piece only
@@ -51,7 +53,7 @@ var ErrPiece = errors.New("part of a long message makes no sense")
 // anything. The error wraps ErrPiece.
 func ParsePiece(args [2]uint64, payload []byte, size int) (Piece, error) {
 	p := Piece{
-		Target: uint32(args[1]), Handler: uint16(args[1] >> 32), Total: int(uint32(args[0])), Offset: int(args[0] >> 32), Data: payload,
+		Target: uint32(args[1]), Handler: uint16(args[1] >> 32), Number: uint16(args[1] >> 48), Total: int(uint32(args[0])), Offset: int(args[0] >> 32), Data: payload,
 	}
 	if p.Offset == 0 && len(payload) > PieceArgs {
 		p.Args = [2]uint64{binary.LittleEndian.Uint64(payload), binary.LittleEndian.Uint64(payload[8:])}
@@ -59,7 +61,7 @@ func ParsePiece(args [2]uint64, payload []byte, size int) (Piece, error) {
 	} else if p.Offset == 0 {
 		p.Data = nil
 	}
-	if args[1]>>48 != 0 || uint64(p.Target) >= uint64(size) || p.Handler >= MaxHandlers || p.Total <= MaxPayload || p.Total > MaxMessage ||
+	if uint64(p.Target) >= uint64(size) || p.Handler >= MaxHandlers || p.Total <= MaxPayload || p.Total > MaxMessage ||
 		len(p.Data) == 0 || p.Offset+len(p.Data) > p.Total {
 		return p, fmt.Errorf("%w: %d bytes at %d of %d for handler %d of rank %d", ErrPiece, len(p.Data), p.Offset, p.Total, p.Handler, p.Target)
 	}
@@ -72,6 +74,7 @@ type Long struct {
 	Handler uint16
 	Args    [2]uint64
 	Payload []byte
+	number  uint16
 	sent    int  // bytes, or bytes that have arrived
 	passes  bool // a piece has passed a node kernel, which may have decided about the message
 }
@@ -84,7 +87,7 @@ func (l *Long) Done() bool { return l.sent == len(l.Payload) }
 func (l *Long) next(limit int, first *[]byte) (r Record, n int) {
 	r = Record{
 		Handler: HandlerPiece, Peer: l.Peer,
-		Args: [2]uint64{uint64(len(l.Payload)) | uint64(l.sent)<<32, uint64(l.Peer) | uint64(l.Handler)<<32},
+		Args: [2]uint64{uint64(len(l.Payload)) | uint64(l.sent)<<32, uint64(l.Peer) | uint64(l.Handler)<<32 | uint64(l.number)<<48},
 	}
 	if l.sent > 0 {
 		n = min(limit, len(l.Payload)-l.sent)
@@ -108,10 +111,14 @@ const batch = ChannelRing / 2
 // the same rank is in pieces, there is none. Behind a piece that has passed the node kernel all do:
 // its extensions may have kept the first one from the rank.
 func (o *Outlet) PushLong(l *Long) (full bool, wake int, err error) {
-	if other := o.longs[l.Peer]; other != nil && other != l {
+	switch o.longs[l.Peer] {
+	case l:
+	case nil:
+		o.number++
+		o.longs[l.Peer], l.number = l, o.number
+	default:
 		return true, WakeNobody, nil
 	}
-	o.longs[l.Peer] = l
 	to, wake := o.to[l.Peer], WakeNobody
 	for begin := l.sent; !l.Done() && (wake == WakeNobody || wake < 0 && l.sent-begin < batch); {
 		direct := o.directLong(to, l)
@@ -197,12 +204,12 @@ func (a *Assembler) Arrive(source uint32, p *Piece) (l *Long, err error) {
 		if l != nil {
 			a.release(l)
 		}
-		l = &Long{Peer: p.Target, Handler: p.Handler, Args: p.Args, Payload: a.buffer(p.Total)}
+		l = &Long{Peer: p.Target, Handler: p.Handler, Args: p.Args, Payload: a.buffer(p.Total), number: p.Number}
 		if a.unfinished == nil {
 			a.unfinished = make(map[[2]uint32]*Long)
 		}
 		a.unfinished[key] = l
-	case l == nil:
+	case l == nil || l.number != p.Number:
 		return nil, nil
 	case l.sent != p.Offset || len(l.Payload) != p.Total || l.Handler != p.Handler:
 		return nil, fmt.Errorf("%w: %d bytes at %d of %d for handler %d do not continue it", ErrPiece, len(p.Data), p.Offset, p.Total, p.Handler)

@@ -166,7 +166,7 @@ import (
 )
 
 // Version is the version of this interface. A rank and its node kernel must have the same one.
-const Version = 10
+const Version = 11
 
 // Names in a rank's environment.
 const (

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define WIRE_VERSION 10
+#define WIRE_VERSION 11
 #define WIRE_MAGIC 0x5947524d
 #define WIRE_RING_SIZE (256 << 10)
 #define WIRE_MAX_NAME 64
