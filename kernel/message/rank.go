@@ -171,11 +171,14 @@ func (r *rank) sleep() {
 }
 
 // drain sends all messages in the send ring and returns how many there were. If credits are missing
-// it waits, or reports blocked if it may not wait.
+// it waits, or reports blocked if it may not wait: then there are also no more than turn at a time.
 func (r *rank) drain(mayWait bool) (n int, blocked bool, err error) {
 	defer r.flush()
 	sent := r.endpoint.Sent()
 	for {
+		if !mayWait && n == turn {
+			return n, true, nil
+		}
 		record, ok, err := sent.Next()
 		if err != nil || !ok {
 			return n, false, err

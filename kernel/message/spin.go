@@ -17,13 +17,17 @@ import (
 //
 // The spinner never waits: messages without credits stay in their rank's ring, and any number of
 // frames for another node is queued (fabric.Prompt); the credits bound it. So two nodes never wait
-// for each other.
+// for each other. It sends turn messages of a rank at most before it looks at the others: one that
+// sends without end would keep it from all other jobs.
 type spinner struct {
 	guests   chan *guest
 	work     chan func()
 	stopping atomic.Bool
 	ended    chan struct{}
 }
+
+// turn is the most messages of a rank that the spinner sends at a time.
+const turn = 512
 
 // guest is a rank whose send ring the spinner polls.
 type guest struct {

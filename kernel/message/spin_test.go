@@ -1,6 +1,7 @@
 package message
 
 import (
+	"encoding/binary"
 	"os"
 	"slices"
 	"sync"
@@ -13,6 +14,7 @@ import (
 
 	"margay/internal/check"
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/wire"
 	"margay/kernel/hardware"
 )
 
@@ -198,4 +200,43 @@ func TestSpinnerIsAnotherThread(t *testing.T) {
 		}
 		j.nodes[0].engine.Rest()
 	}
+}
+
+// A rank that sends without end, and makes room for what it sends itself at once, keeps the spinner
+// neither from the messages of others nor from its end.
+func TestSpinnerTakesTurns(t *testing.T) {
+	var flood atomic.Pointer[func()] // what the rank does when a message comes
+	j := openWith(t, 1, 2, JobConfig{Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute, Arrived: func(id.Rank, uint32) {
+		if f := flood.Load(); f != nil {
+			(*f)()
+		}
+	}})
+	hostile, other := j.join(0), j.join(1)
+	word := func(at int) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&hostile.memory[at])) }
+	for at := 0; at < wire.RingSize; at += 64 { // messages to itself, which the positions make new ones
+		hostile.record(at, 64, 1)
+		binary.LittleEndian.PutUint32(hostile.memory[len(hostile.memory)-3*wire.RingSize+at+16:], 64-wire.RecordHeader)
+	}
+	more := func() {
+		word(sendControl + tail).Store(word(sendControl+head).Load() + wire.RingSize)
+		word(receiveControl + head).Store(word(receiveControl + tail).Load())
+	}
+	flood.Store(&more)
+	defer flood.Store(nil)
+	if err := j.nodes[0].engine.Spin(lastCPU(t)); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range []*app{hostile, other} {
+		check.Await(t, "attention", func() bool { return a.area.SendWaiting().Load() == 0 })
+	}
+	more()
+	check.Await(t, "flood", func() bool { return word(sendControl+head).Load() > 2*wire.RingSize })
+	if !other.post(1, 1, 5, nil) {
+		t.Fatal("no room")
+	}
+	if r, ok := other.next(check.Patience); !ok || r.Args[0] != 5 {
+		t.Fatalf("the message comes as %+v, %v", r, ok)
+	}
+	j.nodes[0].engine.Rest()
+	j.noFault()
 }
