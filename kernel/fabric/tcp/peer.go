@@ -313,18 +313,25 @@ func readFrame(in io.Reader, buf []byte) ([]byte, error) {
 
 // write writes the queued frames, the most urgent class first, while conn is the connection.
 func (p *peer) write(conn net.Conn) {
-	out := bufio.NewWriterSize(conn, buffered)
+	out := bufio.NewWriterSize(patient{conn}, buffered)
 	for {
 		batch, ok := p.take(conn)
 		if !ok {
 			return
 		}
-		conn.SetWriteDeadline(time.Now().Add(writeTimeout))
 		if err := writeFrames(out, batch); err != nil {
 			conn.Close() // the reader sees it and ends the connection
 			return
 		}
 	}
+}
+
+// patient is a connection each of whose writes takes writeTimeout at most.
+type patient struct{ net.Conn }
+
+func (c patient) Write(b []byte) (int, error) {
+	c.SetWriteDeadline(time.Now().Add(writeTimeout))
+	return c.Conn.Write(b)
 }
 
 // take waits for something to write on conn.
