@@ -30,7 +30,7 @@ type History interface {
 const (
 	historyWait   = 2 * time.Second // how long the end of a job waits until its record is written
 	historyPause  = 5 * time.Second // between two attempts to write pending records
-	mostUnwritten = keepEnded       // how many records wait for that; further ones are lost
+	mostUnwritten = keepEnded       // how many records wait for a history that fails; further ones are lost
 )
 
 // errSlow is why records wait for a history that does not answer.
@@ -138,14 +138,15 @@ func (c *chronicle) unwritten() uint32 {
 	return uint32(c.lacks())
 }
 
-// enter queues a record for writing. It returns nil if too many records wait already.
+// enter queues a record for writing. It returns nil if the history fails and too many records wait
+// already.
 func (c *chronicle) enter(r *ledger.Record) *entry {
 	if c == nil {
 		return nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.waiting) >= mostUnwritten {
+	if c.trouble != nil && len(c.waiting) >= mostUnwritten {
 		c.lost++
 		return nil
 	}

@@ -386,6 +386,24 @@ func TestHistoryOverflows(t *testing.T) {
 	})
 }
 
+// More jobs than wait for a history that fails may end at once, as when the machine goes down. A
+// history that only takes a moment gets the records of all.
+func TestHistoryOfManyEnds(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		l := &playedLedger{hangs: make(chan struct{})}
+		ch := beginChronicle(t, l)
+		for i := range uint32(2 * mostUnwritten) {
+			ch.enter(&ledger.Record{Job: i + 1})
+		}
+		synctest.Wait()
+		l.takes()
+		ch.close()
+		if got := l.jobs(); len(got) != 2*mostUnwritten {
+			t.Errorf("it has %d jobs", len(got))
+		}
+	})
+}
+
 // Jobs that end while the history writes are written together.
 func TestHistoryBatches(t *testing.T) {
 	bubble(t, func(t *testing.T) {
