@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -54,11 +55,6 @@ func RunArray(ctx context.Context, o ArrayOptions) (int, error) {
 	if o.Exec == nil {
 		o.Exec = new(control.Exec)
 	}
-	contents, ahead, err := o.Files.Pack()
-	o.Exec.Contents = contents
-	if err != nil {
-		return ExitStatus(err), err
-	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	limits := array.Limits{Active: o.Set.Limit, Asked: mostAsked, Tries: launchTries, Pause: launchPause}
@@ -66,14 +62,14 @@ func RunArray(ctx context.Context, o ArrayOptions) (int, error) {
 		limits.Tries = 1
 	}
 	a := &arraySession{
-		ArrayOptions: o, ahead: ahead, context: ctx, machine: array.New(o.Set.Tasks, limits), events: make(chan func(), 1024), signals: make(chan heeded, 64),
+		ArrayOptions: o, context: ctx, machine: array.New(o.Set.Tasks, limits), events: make(chan func(), 1024), signals: make(chan heeded, 64),
 		jobs: make(map[uint32]*task), early: make(map[uint32]*control.JobState), shared: make(map[string]bool), sum: newSummary(),
 	}
 	a.outlet = newOutlet(func(err error) { a.post(func() { a.giveUp(err) }) })
 	a.Status = a.outlet.status(o.Status)
 	a.progress = &arrayProgress{status: a.Status}
 	a.Stdout, a.Stderr = &besideProgress{a.outlet.writer(o.Stdout), a.progress}, &besideProgress{a.outlet.writer(o.Stderr), a.progress}
-	if err := a.connect(); err != nil {
+	if err := a.begin(cancel); err != nil {
 		return ExitStatus(err), err
 	}
 	a.orders.over(a.conn)
@@ -144,6 +140,38 @@ type task struct {
 	files   *window
 
 	unwanted bool // it got cores after the array had stopped, and never runs
+}
+
+// begin reads the files and connects to serve. A signal that ends programs cancels the array, which
+// has no task yet, and loop gets the others that come before.
+func (a *arraySession) begin(cancel context.CancelCauseFunc) error {
+	begun := make(chan struct{})
+	var listening sync.WaitGroup
+	listening.Go(func() {
+		for {
+			select {
+			case <-begun:
+				return
+			case sig := <-a.Signals:
+				if endsEarly(sig) {
+					cancel(&Interrupted{Signal: sig.(syscall.Signal)})
+					return
+				}
+				select {
+				case a.signals <- heeded{signal: sig.(syscall.Signal)}:
+				default: // it has more than enough
+				}
+			}
+		}
+	})
+	defer listening.Wait()
+	defer close(begun)
+	return within(a.context, func() (err error) {
+		if a.Exec.Contents, a.ahead, err = a.Files.Pack(); err != nil {
+			return err
+		}
+		return a.connect()
+	})
 }
 
 // loop runs the array until no task is left, or it is given up.

@@ -310,6 +310,19 @@ func run(ctx context.Context, o Options, pack func() ([]byte, error)) (int, erro
 	return code, s.interrupted(code, err)
 }
 
+// within calls do, which may read files for long, and waits for it. At the end of ctx it returns,
+// while do goes on, and what that returns must not be used.
+func within(ctx context.Context, do func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 // begin asks for the job.
 func (s *session) begin(ctx context.Context, pack func() ([]byte, error)) error {
 	s.Timing.enter(phaseConnect)
@@ -323,7 +336,11 @@ func (s *session) begin(ctx context.Context, pack func() ([]byte, error)) error 
 	s.orders.over(conn)
 	go conn.Serve(s.handle)
 	s.Timing.enter(phaseCollect)
-	ahead, err := pack()
+	var ahead []byte
+	err = within(ctx, func() (err error) {
+		ahead, err = pack()
+		return err
+	})
 	if err != nil {
 		conn.Close()
 		return err

@@ -94,10 +94,11 @@ func (s *session) early(ctx context.Context, cancel context.CancelCauseFunc) (he
 				return append(held, sig)
 			default:
 			}
-			switch sig {
-			case unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT:
+			if endsEarly(sig) {
 				cancel(&Interrupted{Signal: sig.(syscall.Signal)})
 				return nil
+			}
+			switch sig {
 			case unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU:
 				s.suspend()
 			case unix.SIGCONT, unix.SIGWINCH: // they are about what was before the ranks
@@ -106,6 +107,15 @@ func (s *session) early(ctx context.Context, cancel context.CancelCauseFunc) (he
 			}
 		}
 	}
+}
+
+// endsEarly reports whether a signal ends the client when there is no rank yet.
+func endsEarly(sig os.Signal) bool {
+	switch sig {
+	case unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT:
+		return true
+	}
+	return false
 }
 
 // suspend stops this process, if it can be.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -108,6 +109,41 @@ func TestEarlySignals(t *testing.T) {
 	signals <- unix.SIGUSR1
 	if code, err := launcher().run(t); code != 0 || err != nil {
 		t.Errorf("status %d, %v", code, err)
+	}
+}
+
+// While the files of a job or an array are read, which may take long, a signal ends the client.
+func TestSignalWhileFilesAreRead(t *testing.T) {
+	until := func(c *talk) { expect[*control.RunRequest](c) } // the client has gone
+	for name, run := range map[string]func(*launcher) (int, error){
+		"a job":    func(l *launcher) (int, error) { return l.run(t) },
+		"an array": func(l *launcher) (int, error) { return runArray(t, l.arrayOf(t, "0")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var s *playedServe
+			if s = new(playedServe); name == "a job" {
+				s = serveTo(t, until)
+			}
+			signals, read := make(chan os.Signal, 2), make(chan struct{})
+			l := newLauncher(t, s, 1)
+			l.Signals = signals
+			var reading sync.WaitGroup
+			begun := make(chan struct{})
+			reading.Go(func() {
+				l.Files.packing.Do(func() {
+					close(begun)
+					<-read
+				})
+			})
+			<-begun
+			signals <- unix.SIGUSR1 // is for ranks
+			signals <- unix.SIGINT
+			if code, err := run(l); code != 130 || err == nil || err.Error() != "ended by SIGINT" {
+				t.Errorf("status %d, %v", code, err)
+			}
+			close(read)
+			reading.Wait()
+		})
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -112,19 +113,76 @@ func (f *Folder) Offer(digest archive.Digest, size int64, open func() (io.ReadCl
 		return err
 	}
 	defer in.Close()
-	temporary := partial + rand.Text()
-	out, err := f.root.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	out, err := f.create()
 	if err != nil {
 		return fmt.Errorf("lend: %w", err)
 	}
-	err = errors.Join(fill(out, in, digest, size), out.Chmod(mode), out.Close())
+	defer out.Close()
+	err = errors.Join(fill(out, in, digest, size), out.Chmod(mode))
 	if err == nil {
-		err = f.root.Rename(temporary, digest.String())
+		err = f.name(out, digest.String())
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("lend %v: %w", digest, err), f.root.Remove(temporary))
+		return fmt.Errorf("lend %v: %w", digest, errors.Join(err, f.abandon(out)))
 	}
 	return nil
+}
+
+// create makes a file that has no name yet, so that nothing of it is left if this process is
+// killed. A file system may have no such files: then it is a partial one.
+func (f *Folder) create() (*os.File, error) {
+	dir, err := f.root.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	if err == nil {
+		return os.NewFile(uintptr(fd), nameless), nil
+	}
+	return f.root.OpenFile(partial+rand.Text(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+}
+
+// nameless is what a file without a name is called here.
+const nameless = "without a name"
+
+// name gives a file that create has made a name, in place of whatever has it. It closes the file
+// before: Linux executes none that is open for writing.
+func (f *Folder) name(file *os.File, name string) error {
+	if file.Name() != nameless {
+		if err := file.Close(); err != nil {
+			return err
+		}
+		return f.root.Rename(filepath.Base(file.Name()), name)
+	}
+	whole, err := os.Open(link(file))
+	if err != nil {
+		return err
+	}
+	defer whole.Close()
+	if err := file.Close(); err != nil {
+		return err
+	}
+	dir, err := f.root.Open(".")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := f.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return unix.Linkat(unix.AT_FDCWD, link(whole), int(dir.Fd()), name, unix.AT_SYMLINK_FOLLOW)
+}
+
+// link is a link to an open file that may have no name.
+func link(file *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", file.Fd()) }
+
+// abandon removes a file that create has made and name has not named.
+func (f *Folder) abandon(file *os.File) error {
+	if file.Name() == nameless {
+		return nil
+	}
+	return f.root.Remove(filepath.Base(file.Name()))
 }
 
 // has reports whether a content is there, and notes that it was offered.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -93,6 +94,53 @@ func age(t *testing.T, path, text string, size int64, age time.Duration) {
 		t.Fatal(err)
 	}
 }
+
+// While a content is being read, the folder has no name for it: whatever ends the process leaves
+// nothing. Something else under its name makes way. The file system of temporary files must have
+// O_TMPFILE.
+func TestOfferIsWhole(t *testing.T) {
+	f, path := open(t)
+	if err := os.WriteFile(filepath.Join(path, digestOf("content").String()), []byte("other"), 0o400); err != nil {
+		t.Fatal(err)
+	}
+	err := f.Offer(digestOf("content"), 7, func() (io.ReadCloser, error) {
+		return io.NopCloser(io.MultiReader(strings.NewReader("con"), readerFunc(func([]byte) (int, error) {
+			if n := names(t, path); n != 1 {
+				t.Errorf("it has %d names while it is read", n)
+			}
+			return 0, io.EOF
+		}), strings.NewReader("tent"))), nil
+	})
+	text, rerr := os.ReadFile(filepath.Join(path, digestOf("content").String()))
+	if n := names(t, path); errors.Join(err, rerr) != nil || string(text) != "content" || n != 1 {
+		t.Errorf("%q of %d files: %v, %v", text, n, err, rerr)
+	}
+}
+
+// A file system may have only files with names.
+func TestOfferWithName(t *testing.T) {
+	f, path := open(t)
+	for _, kept := range []bool{true, false} {
+		file, err := f.root.OpenFile(partial+"x", os.O_WRONLY|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if kept {
+			err = f.name(file, "kept")
+		} else {
+			err = errors.Join(f.abandon(file), file.Close())
+		}
+		_, missing := os.Stat(filepath.Join(path, "kept"))
+		if n := names(t, path); err != nil || missing != nil || n != 1 {
+			t.Errorf("kept %t: %d files, %v, %v", kept, n, err, missing)
+		}
+	}
+}
+
+// readerFunc is an io.Reader.
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 
 // The content that was offered least recently makes room, and none that a launch may need, nor any
 // if that would not suffice. A file that a killed process has left goes, and other files stay. The
