@@ -65,15 +65,26 @@ func (n *Node) openContents(root *os.File) {
 	n.contents.Store(store)
 }
 
-// giveContents passes the contents of a job that the node has to the job's init, and returns the
-// indexes of the others.
-func (n *Node) giveContents(s JobSpec) (lacking []int, err error) {
-	var lent found
-	others := s.Contents
-	if lender := n.config.Boot.Lent; lender != nil && lender.User == s.UserID {
-		lent, others = split(others, content.OpenLent(node.Lent, others))
+// openLent opens the contents of a job that are in the folder of files that are lent to it. It
+// subtracts them from the job's files: they are code (launch.Files), which jobs execute from there,
+// so they take nothing of its RAM disk.
+func (n *Node) openLent(s *JobSpec, folder string) (lent found) {
+	if lender := n.config.Boot.Lent; lender == nil || lender.User != s.UserID {
+		return lent
 	}
-	defer rights.Close(lent.files)
+	lent, _ = split(s.Contents, content.OpenLent(folder, s.Contents))
+	for _, f := range lent.files {
+		if info, err := f.Stat(); err == nil && s.Files > 0 {
+			s.Files = max(0, s.Files-content.Pages(info.Size()))
+		}
+	}
+	return lent
+}
+
+// giveContents passes the contents of a job that are lent to it, or that the node has, to the job's
+// init, and returns the indexes of the others.
+func (n *Node) giveContents(s JobSpec, lent found) (lacking []int, err error) {
+	others := slices.DeleteFunc(slices.Clone(s.Contents), func(d archive.Digest) bool { return slices.Contains(lent.digests, d) })
 	var kept found
 	var held content.Holding
 	folder := ""

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"margay/internal/rights"
 	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/layout"
@@ -39,7 +40,7 @@ type JobSpec struct {
 	// Terminal gives rank 0 a terminal of this size; nil: it has pipes, as the others.
 	Terminal *task.Size `json:",omitempty"`
 
-	Files    int64            // bytes that the job's files need
+	Files    int64            // bytes that the job's files need in its RAM disk
 	Contents []archive.Digest `json:"-"` // of some of them, which the node may have already
 	Memory   int64            // bytes for the job on this node; 0: the share of its cores
 	Pids     int              // processes and threads on this node; 0: DefaultPids
@@ -129,10 +130,12 @@ func (n *Node) newJob() *job {
 // that do not fit. It returns the indexes of the job's contents that the node lacks; the others
 // need no data in the job's archive.
 func (n *Node) Prepare(ctx context.Context, s JobSpec) (lacking []int, err error) {
+	lent := n.openLent(&s, node.Lent)
+	defer rights.Close(lent.files)
 	if err := n.prepare(ctx, s); err != nil {
 		return nil, err
 	}
-	return n.giveContents(s)
+	return n.giveContents(s, lent)
 }
 
 func (n *Node) prepare(ctx context.Context, s JobSpec) error {

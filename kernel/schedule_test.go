@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"margay/internal/rights"
+	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/layout"
 	"margay/kernel/abi/node"
@@ -200,6 +202,42 @@ func TestRAMDiskHasABound(t *testing.T) {
 		if c.err != "" && (!errors.Is(err, ErrRoom) || !strings.Contains(err.Error(), c.err)) {
 			t.Errorf("memory %d, files %d: %v", c.memory, c.files, err)
 		}
+	}
+}
+
+// A job executes programs and libraries that are lent to it where they are, so they need no room in
+// its RAM disk. Other users' jobs get none.
+func TestLentFilesTakeNoRoom(t *testing.T) {
+	n, _ := node1(t, 1)
+	n.info.Memory = 400 << 20
+	n.config.Boot.Lent = &node.Lender{User: 1000}
+	folder := t.TempDir()
+	there, none := archive.Digest{1}, archive.Digest{2}
+	name := filepath.Join(folder, there.String())
+	if err := errors.Join(os.WriteFile(name, nil, 0o500), os.Truncate(name, 200<<20-1)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		user    uint32
+		files   int64
+		lent    int
+		fits    bool
+		comment string
+	}{
+		{1000, 500 << 20, 1, true, "300 MiB beside the lent ones"},
+		{1000, 500<<20 + 1, 1, false, "and a byte"},
+		{1000, 1, 1, true, "less than is lent"},
+		{1000, -1, 1, false, "a forged number"},
+		{1001, 500 << 20, 0, false, "another user"},
+	} {
+		spec := n.prepared(t, 7, 1).spec
+		spec.Files, spec.UserID, spec.Contents = c.files, c.user, []archive.Digest{none, there}
+		lent := n.openLent(&spec, folder)
+		_, err := n.taskSpec(spec)
+		if len(lent.files) != c.lent || (err == nil) != c.fits {
+			t.Errorf("%s: %d files are lent, %v", c.comment, len(lent.files), err)
+		}
+		rights.Close(lent.files)
 	}
 }
 

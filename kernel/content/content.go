@@ -254,7 +254,7 @@ func (s *Store) Add(user uint32, digest archive.Digest, from *os.File) error {
 		return nil
 	}
 	s.mu.Lock()
-	err = s.makeRoom(pages(size)) // nothing else is added in the meantime
+	err = s.makeRoom(Pages(size)) // nothing else is added in the meantime
 	s.mu.Unlock()
 	if err != nil {
 		return err
@@ -304,7 +304,7 @@ func (s *Store) check(from *os.File) (size int64, err error) {
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG || system.Type != unix.TMPFS_MAGIC:
 		return 0, fmt.Errorf("%w: a file that is not a regular one in a RAM disk", ErrRefused)
-	case st.Size > s.budget || pages(st.Size) > s.budget: // pages overflows near 2^63
+	case st.Size > s.budget || Pages(st.Size) > s.budget: // Pages overflows near 2^63
 		return 0, fmt.Errorf("%w: a file of %d bytes in a store of %d", ErrRefused, st.Size, s.budget)
 	}
 	return st.Size, nil
@@ -363,8 +363,8 @@ func (s *Store) makeRoom(size int64) error {
 // enter records a file. The caller holds mu, unless the store is not shared yet.
 func (s *Store) enter(k key, size int64) {
 	s.clock++
-	s.files[k] = &file{size: pages(size), used: s.clock}
-	s.used += pages(size)
+	s.files[k] = &file{size: Pages(size), used: s.clock}
+	s.used += Pages(size)
 }
 
 func (s *Store) remove(name string) error {
@@ -377,5 +377,5 @@ func (s *Store) remove(name string) error {
 // Close closes the store's folder.
 func (s *Store) Close() error { return s.root.Close() }
 
-// pages rounds a size up to whole pages.
-func pages(size int64) int64 { return (size + page - 1) / page * page }
+// Pages rounds a size up to whole pages.
+func Pages(size int64) int64 { return (size + page - 1) / page * page }

@@ -134,7 +134,7 @@ func TestModel(t *testing.T) {
 		switch at := find(user, content); random.IntN(10) {
 		case 0, 1, 2:
 			err := s.Add(user, digestOf(content), inMemory(t, content))
-			if at < 0 && !evict(pages(int64(len(content)))) {
+			if at < 0 && !evict(Pages(int64(len(content)))) {
 				if !errors.Is(err, ErrRefused) {
 					t.Fatalf("%d bytes: %v", len(content), err)
 				}
@@ -144,10 +144,10 @@ func TestModel(t *testing.T) {
 				t.Fatal(err)
 			}
 			if at < 0 {
-				model = append([]*known{{user, content, pages(int64(len(content))), 0}}, model...)
+				model = append([]*known{{user, content, Pages(int64(len(content))), 0}}, model...)
 			}
 		case 3: // under a wrong name
-			if at >= 0 || !evict(pages(int64(len(content)))) {
+			if at >= 0 || !evict(Pages(int64(len(content)))) {
 				continue
 			}
 			wrong := inMemory(t, append(data(number, len(content)-1), 0xff))
