@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"margay/cluster/control"
@@ -36,9 +37,12 @@ const maxPiece = 1 << 20
 
 var errEnded = errors.New("the job was ended")
 
-// queuedPieces bounds the pieces that wait to be forwarded. A sender that respects
-// control.FileWindow never reaches the bound.
-const queuedPieces = 256
+// Bounds of the pieces that wait to be forwarded: at the root, whose sender also respects
+// control.FileWindow, and at other nodes, whose parents wait.
+const (
+	queuedPieces   = 256
+	streamedPieces = 8 // a usual piece is an eighth of the window
+)
 
 // copying forwards the files of one job: from serve or the parent in the job's tree to the job on
 // this node and to the children.
@@ -51,6 +55,7 @@ type copying struct {
 	more     int             // looks
 	loaded   bool            // this node has the files: pieces are for the nodes below it
 	pieces   chan []byte     // an empty one is the last
+	queued   atomic.Int64    // bytes in pieces, of a root
 	begun    time.Time       // the arrival of the first piece; used by run only
 	context  context.Context // ends with the copy
 	stop     context.CancelCauseFunc
@@ -60,7 +65,7 @@ type copying struct {
 // startCopy prepares for the files of a job, and forwards them as they arrive. A node that has them
 // has loaded.
 func (a *Agent) startCopy(s kernel.JobSpec, loaded bool) {
-	c := &copying{agent: a, job: s.Job, loaded: loaded, pieces: make(chan []byte, queuedPieces), ended: make(chan struct{})}
+	c := &copying{agent: a, job: s.Job, loaded: loaded, ended: make(chan struct{})}
 	c.context, c.stop = context.WithCancelCause(context.Background())
 	if place, ok := s.Layout.PlaceOf(a.config.Boot.Node); ok {
 		if parent, ok := tree.Parent(place); ok {
@@ -71,6 +76,9 @@ func (a *Agent) startCopy(s kernel.JobSpec, loaded bool) {
 		for _, child := range tree.Children(place, s.Layout.Nodes()) {
 			c.children = append(c.children, s.Layout.Node(child))
 		}
+	}
+	if c.pieces = make(chan []byte, streamedPieces); c.root {
+		c.pieces = make(chan []byte, queuedPieces)
 	}
 	if a.config.Boot.Substrate == node.Hosted {
 		c.more = s.Layout.Nodes() / nodesALook
@@ -113,12 +121,19 @@ func (a *Agent) fileChunk(m *control.FileChunk) {
 	}
 }
 
+// errWindow reports a client that sends more than it may.
+var errWindow = errors.New("the sender of the files exceeds its window")
+
 // offer queues a piece from a sender that must not be blocked.
 func (c *copying) offer(p []byte) {
+	if c.queued.Add(int64(len(p))) > control.FileWindow {
+		c.stop(errWindow)
+		return
+	}
 	select {
 	case c.pieces <- p:
 	default:
-		c.stop(errors.New("the sender of the files exceeds its window"))
+		c.stop(errWindow)
 	}
 }
 
@@ -272,7 +287,7 @@ func (c *copying) nextBy(looks <-chan time.Time) ([]byte, error) {
 	for range most {
 		select {
 		case p := <-c.pieces:
-			return p, nil
+			return c.dequeued(p), nil
 		case <-c.context.Done():
 			return nil, context.Cause(c.context)
 		case <-looks:
@@ -280,10 +295,16 @@ func (c *copying) nextBy(looks <-chan time.Time) ([]byte, error) {
 	}
 	select {
 	case p := <-c.pieces:
-		return p, nil
+		return c.dequeued(p), nil
 	default:
 		return nil, &streamError{"files of the job", fmt.Errorf("no data for %v", c.patience())}
 	}
+}
+
+// dequeued notes that a piece waits no longer.
+func (c *copying) dequeued(p []byte) []byte {
+	c.queued.Add(-int64(len(p)))
+	return p
 }
 
 // child is the stream to a child in the job's tree.

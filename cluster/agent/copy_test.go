@@ -286,19 +286,46 @@ func TestCopyOfAbsentNode(t *testing.T) {
 	}
 }
 
-// More than the window is not stored without bound.
+// More than the window is not stored, in whatever pieces it comes. A frame holds more than it.
 func TestCopyTooMuch(t *testing.T) {
-	nodes := grow(t, 1)
-	nodes[0].kernel.load = func(ctx context.Context, _ io.Reader) error {
+	for name, piece := range map[string]int{"small pieces": 1, "usual pieces": 256 << 10, "a large piece": control.FileWindow + 1} {
+		t.Run(name, func(t *testing.T) {
+			nodes := grow(t, 1)
+			nodes[0].kernel.load = func(ctx context.Context, _ io.Reader) error {
+				<-ctx.Done()
+				return context.Cause(ctx)
+			}
+			prepare(t, nodes)
+			for range min(queuedPieces, control.FileWindow/piece) + 2 {
+				nodes[0].fileChunk(&control.FileChunk{Job: 1, Data: make([]byte, piece)})
+			}
+			if m := first[*control.Loaded](t, &nodes[0].told); m.Error.GetText() != "the sender of the files exceeds its window" {
+				t.Errorf("the node says %v", m)
+			}
+		})
+	}
+}
+
+// A node below the root holds little of what its parent sends, and lets the parent wait.
+func TestStreamTooMuch(t *testing.T) {
+	nodes := grow(t, 2)
+	nodes[1].kernel.load = func(ctx context.Context, _ io.Reader) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
 	prepare(t, nodes)
-	for range queuedPieces + 2 {
-		nodes[0].fileChunk(&control.FileChunk{Job: 1, Data: []byte("x")})
+	c := nodes[1].copying(1)
+	conn, err := nodes[0].kernel.Stream(t.Context(), 1, copyService)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if m := first[*control.Loaded](t, &nodes[0].told); m.Error.GetText() != "the sender of the files exceeds its window" {
-		t.Errorf("the node says %v", m)
+	defer conn.Close()
+	if _, err := conn.Write(append([]byte{0, 0, 0, 1}, bytes.Repeat([]byte{0, 0, 0, 1, 'x'}, 1000)...)); err != nil {
+		t.Fatal(err)
+	}
+	check.AwaitFor(t, patience, "pieces that wait", func() bool { return len(c.pieces) == cap(c.pieces) })
+	if most := cap(c.pieces) * maxPiece; most > 4*control.FileWindow {
+		t.Errorf("it would hold %d bytes", most)
 	}
 }
 
