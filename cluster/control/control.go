@@ -30,6 +30,10 @@ const maxOpening = 64 << 10
 // taken.
 const FileWindow = 2 << 20
 
+// StdinPiece is how many bytes of standard input a Stdin carries at most. serve passes them on to
+// each rank that reads.
+const StdinPiece = 16 << 10
+
 // FilesAhead is how many bytes of a job's files a RunRequest carries at most.
 const FilesAhead = 64 << 10
 

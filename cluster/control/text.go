@@ -21,6 +21,28 @@ const (
 // such as output of ranks, stay as they are; unknown fields are dropped.
 func Tame(m proto.Message) { tame(m.ProtoReflect()) }
 
+// DropUnknown changes a message: it removes all fields that this version does not know. They may be
+// as large as a frame.
+func DropUnknown(m proto.Message) { dropUnknown(m.ProtoReflect()) }
+
+func dropUnknown(m protoreflect.Message) {
+	if len(m.GetUnknown()) > 0 {
+		m.SetUnknown(nil)
+	}
+	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		switch {
+		case field.Kind() != protoreflect.MessageKind || field.IsMap(): // maps are of numbers
+		case field.IsList():
+			for i := range value.List().Len() {
+				dropUnknown(value.List().Get(i).Message())
+			}
+		default:
+			dropUnknown(value.Message())
+		}
+		return true
+	})
+}
+
 func tame(m protoreflect.Message) {
 	m.SetUnknown(nil)
 	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {

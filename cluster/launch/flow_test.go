@@ -94,7 +94,7 @@ func (in *input) text(t *testing.T, i int) (offset uint64, text string, eof bool
 		if n == 0 {
 			offset = m.Offset
 		}
-		if m.Offset != offset+uint64(len(text)) || m.Job != 7 || len(m.Data) > stdinPiece || eof {
+		if m.Offset != offset+uint64(len(text)) || m.Job != 7 || len(m.Data) > control.StdinPiece || eof {
 			t.Errorf("piece %d of %d bytes is at %d", i+n, len(m.Data), m.Offset)
 		}
 		text, eof = text+string(m.Data), m.Eof

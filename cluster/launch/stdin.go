@@ -15,11 +15,10 @@ import (
 )
 
 // Bounds of standard input on the way, in bytes: how far it may be ahead of the rank that has read
-// the least, and the size of one piece. It is never further ahead than that rank has read already,
-// but for the first bytes, so that a job that reads little leaves the rest to the shell.
+// the least. It is never further ahead than that rank has read already, but for the first bytes, so
+// that a job that reads little leaves the rest to the shell.
 const (
 	stdinWindow = 128 << 10
-	stdinPiece  = 16 << 10
 	stdinFirst  = 4 << 10
 )
 
@@ -59,7 +58,7 @@ func (s *stdin) run(ctx context.Context, job uint32) {
 	s.mu.Lock()
 	s.job = job
 	s.mu.Unlock()
-	buf := make([]byte, stdinPiece)
+	buf := make([]byte, control.StdinPiece)
 	for {
 		most := s.wanted(ctx)
 		if most == 0 {
@@ -136,7 +135,7 @@ func (s *stdin) wanted(ctx context.Context) int {
 		case len(s.taken) == 0 || s.byLines && len(s.held) > 0:
 			return 0
 		default:
-			return min(int(ahead)-len(s.held), stdinPiece)
+			return min(int(ahead)-len(s.held), control.StdinPiece)
 		}
 	}
 	if cond.Wait(ctx, &s.changed, func() bool { return room() > 0 || len(s.taken) == 0 }) != nil {
@@ -194,7 +193,7 @@ func (s *stdin) rewind(only ...uint32) {
 		return // it has not begun
 	}
 	for sent := 0; ; {
-		n := min(len(s.held)-sent, stdinPiece)
+		n := min(len(s.held)-sent, control.StdinPiece)
 		last := sent+n == len(s.held)
 		if n > 0 || s.eof {
 			s.tell(&control.Stdin{Job: s.job, Offset: s.base + uint64(sent), Data: append([]byte(nil), s.held[sent:sent+n]...), Eof: s.eof && last, Only: only})

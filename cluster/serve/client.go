@@ -44,6 +44,9 @@ func (c *client) handle(f *control.Frame) {
 		return
 	}
 	c.sign(f.Message())
+	if c.caller.Role == permit.User { // it might go to a thousand nodes
+		control.DropUnknown(f.Message())
+	}
 	switch m := f.Message().(type) {
 	case *control.RunRequest:
 		c.whenSettled(m, func() { c.run(f, m) })
@@ -482,10 +485,14 @@ func (c *client) pace(number uint32) {
 	}
 }
 
-// stdin passes a chunk of standard input to the ranks that read it.
+// stdin passes a piece of standard input to the ranks that read it. It ignores one that is larger,
+// or names more nodes, than pieces of any client of Margay: it may be for thousands of ranks.
 func (c *client) stdin(m *control.Stdin) {
 	c.pace(m.Job)
 	c.own(m.Job, func(j *job) {
+		if len(m.Data) > control.StdinPiece || len(m.Only) > len(j.members) {
+			return
+		}
 		for i, r := range j.ranks {
 			if j.reads(i) && (len(m.Only) == 0 || slices.Contains(m.Only, r.place.Node)) {
 				c.server.nodes[r.place.Node].send(&control.Stdin{Job: m.Job, Rank: uint32(i), Offset: m.Offset, Data: m.Data, Eof: m.Eof})

@@ -119,6 +119,11 @@ func (s *Server) extensionNotes(m *control.ExtensionLog) (*control.ExtensionNote
 	if err != nil && len(all.Notes) == 0 {
 		return nil, err
 	}
+	known := make(map[uint32]uint64) // each node gets it
+	for _, node := range nodes {
+		known[node] = m.After[node]
+	}
+	m.After = known
 	err = s.gather(nodes, s.answerTimeout(), m, func(node uint32, answer proto.Message) {
 		if a, ok := answer.(*control.ExtensionNotes); ok {
 			for _, n := range a.Notes {
