@@ -236,6 +236,13 @@ func (j *job) enter(phase control.Phase) {
 	}
 }
 
+// starts notes that a node has yet to start its ranks. The caller holds Server.mu.
+func (j *job) starts(node uint32) {
+	if _, ok := j.unstarted[node]; !ok {
+		j.unstarted[node] = nil
+	}
+}
+
 // hasRank reports whether a rank of the job is on a node.
 func (j *job) hasRank(rank, node uint32) bool {
 	return uint64(rank) < uint64(len(j.ranks)) && j.ranks[rank].place.Node == node

@@ -481,7 +481,7 @@ func (s *Server) runs(j *job) bool {
 	}
 	s.freeSpares(j)
 	for _, m := range j.members {
-		j.unstarted[m.Node] = nil
+		j.starts(m.Node)
 	}
 	j.enter(control.Phase_PHASE_START)
 	s.keepLimit(j)

@@ -350,9 +350,7 @@ func (s *Server) owe(n *node, what string, do func(*control.Conn) error) {
 
 // startOn asks a node to start a job if an earlier serve could not. The caller holds Server.mu.
 func (s *Server) startOn(n *node, j *job) {
-	if _, ok := j.unstarted[n.number]; !ok {
-		j.unstarted[n.number] = nil
-	}
+	j.starts(n.number)
 	asked := s.ask(n.number, &control.Start{Job: j.number})
 	refused := s.failIfRefused(j)
 	s.running.Go(func() {

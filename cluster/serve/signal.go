@@ -45,7 +45,8 @@ func (s *Server) signalRanks(j *job, rank int, sig unix.Signal) (away []uint32) 
 		if (rank == control.None || rank == i) && r.exit == nil && !told[r.place.Node] {
 			told[r.place.Node] = rank == control.None
 			n, m := s.nodes[r.place.Node], &control.Signal{Job: j.number, Rank: int32(rank), Signal: int32(sig)}
-			if waiting, ok := j.unstarted[n.number]; ok && !(rank == control.None && halts(sig)) {
+			waiting, starts := j.unstarted[n.number]
+			if (starts || j.phase == control.JobPhase_JOB_PREPARED) && !(rank == control.None && halts(sig)) {
 				waiting = slices.DeleteFunc(waiting, func(w *control.Signal) bool { return w.Rank == m.Rank && w.Signal == m.Signal })
 				j.unstarted[n.number] = append(waiting[max(0, len(waiting)+1-mostWaiting):], m)
 				continue

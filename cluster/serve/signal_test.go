@@ -77,3 +77,28 @@ func TestSignalsThatWaitAreBounded(t *testing.T) {
 		}
 	})
 }
+
+// A signal for a job that is being launched reaches its ranks when they have started: before, a
+// node has none.
+func TestSignalDuringLaunch(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		c := m.client()
+		reply := must[*control.RunReply](c, &control.RunRequest{Spec: spec(3)})
+		for rank, sig := range map[int32]unix.Signal{control.None: unix.SIGTERM, 2: unix.SIGUSR1} {
+			must[*control.Done](m.client(), &control.Kill{Job: reply.Job, Rank: rank, Signal: int32(sig)})
+		}
+		for _, n := range m.played {
+			if got := signals(n); len(got) > 0 {
+				t.Errorf("before it has ranks, node %d gets %v", n.number, got)
+			}
+			n.tell(&control.Loaded{Job: reply.Job})
+		}
+		for i, want := range [][]unix.Signal{{unix.SIGTERM}, {unix.SIGUSR1, unix.SIGTERM}} {
+			got := signals(m.played[i])
+			if slices.Sort(got); !slices.Equal(got, want) {
+				t.Errorf("node %d gets %v", i, got)
+			}
+		}
+	})
+}
