@@ -100,6 +100,7 @@ func (w *waiting) limit(s *Server, limited bool) {
 	if w == nil || w.limited == limited {
 		return
 	}
+	s.counted = false
 	if w.limited = limited; limited {
 		s.roomChanged()
 	}

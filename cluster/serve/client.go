@@ -333,7 +333,7 @@ func (c *client) run(f *control.Frame, m *control.RunRequest) {
 	m.Spec.Command = commandLine(m.Exec)
 	asked := time.Now()
 	if m.Spec.WaitMs != 0 { // this goroutine must stay free to see the end of the connection
-		w := &waiting{spec: m.Spec, client: c.conn, call: f.Call, size: sizeOf(m), since: asked, withdrawn: make(chan struct{})}
+		w := &waiting{spec: m.Spec, reach: reachOf(m.Spec), client: c.conn, call: f.Call, size: sizeOf(m), since: asked, withdrawn: make(chan struct{})}
 		if err := s.join(w); err != nil {
 			c.created(f, m, asked, nil, err)
 			return

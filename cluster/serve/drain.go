@@ -233,7 +233,9 @@ const shownReasons = 3
 func (s *Server) hinder(jobs ...*waiting) {
 	for _, w := range jobs {
 		offers, known := s.whole(w.spec, func(n *node) bool { return !n.out() })
-		w.hindered = known && !fits(offers, w.spec)
+		if hindered := known && !fits(offers, w.spec); hindered != w.hindered {
+			w.hindered, s.counted = hindered, false
+		}
 	}
 }
 

@@ -127,7 +127,7 @@ func (s *Server) createAs(w *waiting, spec *control.JobSpec, client *control.Con
 	if err := s.withinLimits(w, spec, nil); err != nil {
 		return nil, err
 	}
-	before, kept := s.queue.before(w, spec), s.giveBack(spec.Launch)
+	before, kept := s.waitsBehind(w, spec), s.giveBack(spec.Launch)
 	if kept {
 		defer s.roomChanged() // the job may leave some of it, or all
 	}

@@ -10,6 +10,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/cluster/permit"
+	"margay/cluster/roster"
 	"margay/internal/printable"
 )
 
@@ -24,6 +25,7 @@ type queue []*waiting
 // waiting is a job in the queue. Server.mu guards it.
 type waiting struct {
 	spec   *control.JobSpec
+	reach  reach // of spec
 	client *control.Conn
 	call   uint64 // of its request
 	size   int    // of the request, in bytes
@@ -32,6 +34,8 @@ type waiting struct {
 
 	withdrawn chan struct{} // closed when its client does not want it any more
 	gone      bool          // withdrawn is closed
+
+	ahead int // jobs that it waits for, as of Server.counted
 
 	hindered bool // it does not fit on the nodes that are in service, even when they are free
 	limited  bool // its user has as much as users may have
@@ -67,48 +71,91 @@ func (s *Server) waitingJobs(caller permit.Caller) (list []*control.WaitingJob) 
 	return list
 }
 
-// before returns how many jobs ahead of w wait for nodes that spec may use, not counting drained
-// nodes. w is nil for a new job.
-func (q queue) before(w *waiting, spec *control.JobSpec) (n int) {
-	for _, other := range q {
-		if other == w {
-			break
-		}
-		if other.precedes(spec) {
+// before returns how many jobs in the queue a new job would have to wait for: they may use a node
+// that it may use, too, not counting drained nodes.
+func (q queue) before(spec *control.JobSpec) (n int) {
+	r := reachOf(spec)
+	for _, w := range q {
+		if w.precedes(r) {
 			n++
 		}
 	}
 	return n
 }
 
-// behind reports whether a job ahead of w waits for nodes that w may use. It looks no further than
-// the first of them: all tasks of an array ask whenever there is room.
-func (q queue) behind(w *waiting) bool {
-	for _, other := range q {
-		if other == w {
-			break
+// waitsBehind returns how many jobs a job has to wait for: w, or with nil, a new one. The caller
+// holds Server.mu.
+func (s *Server) waitsBehind(w *waiting, spec *control.JobSpec) int {
+	if w == nil {
+		return s.queue.before(spec)
+	}
+	return s.ahead(w)
+}
+
+// ahead returns how many jobs ahead of w wait for nodes that w may use. All of the queue ask
+// whenever there is room, so they are counted together, once after each change. The caller holds
+// Server.mu.
+func (s *Server) ahead(w *waiting) int {
+	if !s.counted {
+		s.queue.count()
+		s.counted = true
+	}
+	return w.ahead
+}
+
+// count sets waiting.ahead of all jobs. Usually many of them may use the same nodes.
+func (q queue) count() {
+	var kinds []reach
+	jobs := make(map[reach]int)
+	for _, w := range q {
+		w.ahead = 0
+		for _, kind := range kinds {
+			if meet(&kind, &w.reach) {
+				w.ahead += jobs[kind]
+			}
 		}
-		if other.precedes(w.spec) {
-			return true
+		if w.hindered || w.limited {
+			continue
+		}
+		if jobs[w.reach]++; jobs[w.reach] == 1 {
+			kinds = append(kinds, w.reach)
 		}
 	}
-	return false
 }
 
 // precedes reports whether a job that is further back in the queue, or not in it, waits for w.
-func (w *waiting) precedes(spec *control.JobSpec) bool {
-	return !w.hindered && !w.limited && w.spec.Arch == spec.Arch && w.spec.Step == spec.Step && meet(shapeOf(w.spec), shapeOf(spec))
+func (w *waiting) precedes(r reach) bool { return !w.hindered && !w.limited && meet(&w.reach, &r) }
+
+// reach is where a job may run.
+type reach struct {
+	arch string
+	step uint32
+	only bool                            // it names its nodes
+	may  [(roster.Most + 63) / 64]uint64 // a bit for each node that it may use
 }
 
-// meet reports whether there is a node that both may use, according to their lists.
-func meet(a, b shape) bool {
-	switch {
-	case len(a.only) > 0:
-		return slices.ContainsFunc(a.only, func(node uint32) bool { return a.mayUse(node) && b.mayUse(node) })
-	case len(b.only) > 0:
-		return slices.ContainsFunc(b.only, func(node uint32) bool { return a.mayUse(node) && b.mayUse(node) })
+func reachOf(spec *control.JobSpec) reach {
+	shape := shapeOf(spec)
+	r := reach{arch: spec.Arch, step: spec.Step, only: len(shape.only) > 0}
+	for node := range uint32(roster.Most) {
+		if shape.mayUse(node) {
+			r.may[node/64] |= 1 << (node % 64)
+		}
 	}
-	return true
+	return r
+}
+
+// meet reports whether there is a node that both may use. Jobs that name none have all in common.
+func meet(a, b *reach) bool {
+	if a.arch != b.arch || a.step != b.step {
+		return false
+	}
+	for i := range a.may {
+		if a.may[i]&b.may[i] != 0 {
+			return true
+		}
+	}
+	return !a.only && !b.only
 }
 
 // errBehind is why a task of an array waits behind other jobs. It does not say which: all tasks of
@@ -165,7 +212,7 @@ func (s *Server) enqueued(w *waiting) (*job, error) {
 
 // createQueued creates a job of the queue if its turn has come. The caller holds Server.mu.
 func (s *Server) createQueued(w *waiting) (*job, error) {
-	if w.spec.Task != nil && s.queue.behind(w) {
+	if w.spec.Task != nil && s.ahead(w) > 0 {
 		return nil, errBehind
 	}
 	return s.createAs(w, w.spec, w.client)
@@ -207,7 +254,7 @@ func (s *Server) join(w *waiting) error {
 	if err := s.queueLimit(w); err != nil {
 		return err
 	}
-	s.queue = append(s.queue, w)
+	s.queue, s.counted = append(s.queue, w), false
 	s.hinder(w)
 	return nil
 }
@@ -216,7 +263,7 @@ func (s *Server) join(w *waiting) error {
 func (s *Server) quit(w *waiting) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.queue = slices.DeleteFunc(s.queue, func(other *waiting) bool { return other == w })
+	s.queue, s.counted = slices.DeleteFunc(s.queue, func(other *waiting) bool { return other == w }), false
 	s.roomChanged()
 }
 
@@ -226,7 +273,7 @@ func (s *Server) waitsFor(w *waiting) string {
 	if w.limited {
 		return fmt.Sprintf("waiting until its user has less: %s may have %s at a time", w.spec.User, s.config.limits())
 	}
-	if n := s.queue.before(w, w.spec); n > 0 {
+	if n := s.ahead(w); n > 0 {
 		return fmt.Sprintf("waiting for cores, behind %s that came first", printable.Count(n, "job"))
 	}
 	offers := s.offersFor(w.spec)

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"errors"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -10,6 +11,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
+	"margay/cluster/roster"
+	"margay/internal/check"
 )
 
 // patient is a job that waits for cores.
@@ -143,6 +146,74 @@ func TestQueueOfOtherNodes(t *testing.T) {
 			var err error
 			if answer, err = m.client().ask(&control.RunRequest{Spec: spec}); err == nil || !strings.HasPrefix(err.Error(), want) {
 				t.Errorf("%s: %v, %v", want, answer, err)
+			}
+		}
+	})
+}
+
+// A job waits for those before it with which it has a node in common, and for none that waits for
+// something else. The jobs of a queue are counted together.
+func TestQueueIsCounted(t *testing.T) {
+	seed := check.Seed(t)
+	for i := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed+i, 0))
+		some := func() (nodes []uint32) {
+			for range max(0, r.IntN(6)-2) {
+				nodes = append(nodes, uint32(r.IntN(5))*(roster.Most-1)/4)
+			}
+			return distinct(nodes)
+		}
+		s := new(Server)
+		for range r.IntN(20) {
+			spec := &control.JobSpec{Arch: []string{"amd64", "arm64"}[r.IntN(8)/7], Step: uint32(r.IntN(8) / 7), Only: some(), Without: some()}
+			s.queue = append(s.queue, &waiting{spec: spec, reach: reachOf(spec), hindered: r.IntN(5) == 0, limited: r.IntN(5) == 0})
+		}
+		for at, w := range s.queue {
+			want := 0
+			for _, first := range s.queue[:at] {
+				a, b := shapeOf(first.spec), shapeOf(w.spec)
+				common := len(a.only)+len(b.only) == 0
+				for node := range uint32(roster.Most) {
+					common = common || a.mayUse(node) && b.mayUse(node)
+				}
+				if common && first.spec.Arch == w.spec.Arch && first.spec.Step == w.spec.Step && !first.hindered && !first.limited {
+					want++
+				}
+			}
+			if got := s.ahead(w); got != want || s.queue[:at].before(w.spec) != want {
+				t.Fatalf("MARGAY_SEED=%d: job %d waits for %d jobs, %d as a new one, and not for %d", seed+i, at, got, s.queue[:at].before(w.spec), want)
+			}
+		}
+	}
+}
+
+// What the count depends on changes while jobs wait.
+func TestQueueIsCountedAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		m := up(t, 2)
+		m.client().run(spec(4))
+		large, small := m.client(), m.client()
+		large.begin(&control.RunRequest{Spec: patient(4)})
+		small.begin(&control.RunRequest{Spec: patient(1)})
+		ahead := func() int {
+			m.server.mu.Lock()
+			defer m.server.mu.Unlock()
+			return m.server.ahead(m.server.queue[len(m.server.queue)-1])
+		}
+		for _, change := range []struct {
+			do   func()
+			want int
+		}{
+			{func() {}, 1},
+			{func() { must[*control.NodesDrained](m.client(), &control.DrainNodes{Nodes: []uint32{1}}) }, 0},
+			{func() { must[*control.Done](m.client(), &control.ResumeNodes{Nodes: []uint32{1}}) }, 1},
+			{func() { m.client().begin(&control.RunRequest{Spec: patient(1)}) }, 2},
+			{func() { large.conn.Close() }, 1},
+		} {
+			change.do()
+			synctest.Wait()
+			if got := ahead(); got != change.want {
+				t.Errorf("the last one waits for %d, not %d", got, change.want)
 			}
 		}
 	})

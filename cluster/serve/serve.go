@@ -172,6 +172,7 @@ type Server struct {
 	guests       *control.Guests // as the holder has sent them last; nil: it has sent none
 	room         chan struct{}   // closed, and replaced, when there may be room for more jobs
 	queue        queue
+	counted      bool                      // waiting.ahead is right in all of the queue
 	held         map[string]*held          // by launch
 	files        map[filesKey]*filesStream // of shared files
 	debuggers    map[uint64]*debugger      // that wait for the node, by the number of the stream
