@@ -177,7 +177,7 @@ func TestBenchLaunch(t *testing.T) {
 		Results []struct {
 			Nodes, Jobs, Failed int
 			Size                int `json:"size_mib"`
-			Contender           string
+			Contender, Error    string
 			Median              float64            `json:"median_ms"`
 			Speed               map[string]float64 `json:"speed_to"`
 		}
@@ -191,17 +191,31 @@ func TestBenchLaunch(t *testing.T) {
 		t.Fatalf("%v\n%v", err, r)
 	}
 	got := make(map[string]bool)
+	var speed map[string]float64 // of the last work
 	for _, f := range figures.Results {
-		work := fmt.Sprintf("%d nodes, %d MiB, %d jobs: ", f.Nodes, f.Size, f.Jobs)
-		if f.Failed != 0 || f.Median <= 0 || f.Contender == "Margay" && f.Speed["MPICH hydra"] <= 0 {
+		jobs := 1
+		if f.Nodes == 1 {
+			jobs = 5
+		}
+		// Hydra dies of SIGPIPE now and then, when ranks end at once without a word of MPI.
+		died := f.Contender == "MPICH hydra" && f.Failed == 1 && strings.Contains(f.Error, "broken pipe")
+		if !died && (f.Failed != 0 || f.Jobs != jobs || f.Median <= 0) {
 			t.Errorf("%+v", f)
 		}
-		got[work+f.Contender] = true
+		switch f.Contender {
+		case "Margay":
+			speed = f.Speed
+		case "MPICH hydra":
+			if !died && speed[f.Contender] <= 0 {
+				t.Errorf("it is not compared with: %v", r)
+			}
+		}
+		got[fmt.Sprintf("%d nodes, %d MiB: %s", f.Nodes, f.Size, f.Contender)] = true
 	}
 	for work, contenders := range map[string][]string{
-		"2 nodes, 0 MiB, 1 jobs: ": {"Margay", "Margay, back to back", "MPICH hydra", "fork and exec"},
-		"2 nodes, 2 MiB, 1 jobs: ": {"Margay", "Margay, new program", "MPICH hydra", "fork and exec"},
-		"1 nodes, 0 MiB, 5 jobs: ": {"Margay", "MPICH hydra", "fork and exec"},
+		"2 nodes, 0 MiB: ": {"Margay", "Margay, back to back", "MPICH hydra", "fork and exec"},
+		"2 nodes, 2 MiB: ": {"Margay", "Margay, new program", "MPICH hydra", "fork and exec"},
+		"1 nodes, 0 MiB: ": {"Margay", "MPICH hydra", "fork and exec"},
 	} {
 		for _, name := range contenders {
 			if !got[work+name] {
@@ -228,15 +242,20 @@ func TestBenchLaunch(t *testing.T) {
 // failed, and other results are an error.
 func TestBenchMPI(t *testing.T) {
 	use(t, "hosted")
+	// Hydra dies of SIGPIPE now and then, when ranks end at once without a word of MPI.
+	mpiexec := filepath.Join(t.TempDir(), "mpiexec")
+	if err := os.WriteFile(mpiexec, []byte("#!/bin/sh\nn=$2; shift 2; while [ $n -gt 0 ]; do \"$@\" || exit; n=$((n - 1)); done\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
-		script, failed, note string
-		code                 int
+		script, limit, failed, note string
+		code                        int
 	}{
-		{`read -r n </proc/sys/kernel/random/uuid; echo sum 3; echo "$n"`, "", "2 nodes: 2 of 4 lines are the same in all runs under mpiexec, and all runs under Margay have them.", 0},
-		{`echo "sum ${MARGAY_RANK:-3}"`, "", `2 nodes: the results differ: a run under Margay lacks a line that all runs under mpiexec have: "sum 3".`, 125},
-		{`[ -z "$MARGAY_RANK" ] || exec sleep 3600`, "was ended at its time limit", "2 nodes: results are not compared: there is no run of both that has ended.", 0},
+		{`read -r n </proc/sys/kernel/random/uuid; echo sum 3; echo "$n"`, "1m", "", "2 nodes: 2 of 4 lines are the same in all runs under mpiexec, and all runs under Margay have them.", 0},
+		{`echo "sum ${MARGAY_RANK:-3}"`, "1m", "", `2 nodes: the results differ: a run under Margay lacks a line that all runs under mpiexec have: "sum 3".`, 125},
+		{`[ -z "$MARGAY_RANK" ] || exec sleep 3600`, "5s", "was ended at its time limit", "2 nodes: results are not compared: there is no run of both that has ended.", 0},
 	} {
-		r := start(t, nil, "bench", "mpi", "--json", "--nodes", "2", "--rounds", "1", "--limit", "5s", "--run", "--root host", "sh", "-c", c.script).wait()
+		r := start(t, nil, "bench", "mpi", "--json", "--nodes", "2", "--rounds", "1", "--limit", c.limit, "--mpiexec", mpiexec, "--run", "--root host", "sh", "-c", c.script).wait()
 		if r.code != c.code {
 			t.Fatalf("%s: %v", c.script, r)
 		}
