@@ -300,8 +300,10 @@ func (s sender) Send(m link.Message) error {
 
 // put sends a message without waiting. An init that lets too many of them wait is killed, because
 // none may be lost.
-func (c *Container) put(m link.Message) error {
-	err := c.out.Put(m)
+func (c *Container) put(m link.Message) error { return c.orGiveUp(c.out.Put(m)) }
+
+// orGiveUp gives the init up if it has not taken messages for so long that there is no room.
+func (c *Container) orGiveUp(err error) error {
 	if errors.Is(err, outbox.ErrFull) {
 		c.giveUp(err)
 	}
@@ -378,7 +380,9 @@ func (c *Container) Input(rank id.Rank, offset uint64, data []byte, eof bool) er
 }
 
 // Ack lets the init forget the records up to seq.
-func (c *Container) Ack(seq uint64) error { return c.put(link.New(Ack, AckBody{Seq: seq})) }
+func (c *Container) Ack(seq uint64) error {
+	return c.orGiveUp(c.out.PutNewest(link.New(Ack, AckBody{Seq: seq})))
+}
 
 // Finish ends the processes that the ranks have left behind, once all ranks have ended here. The
 // last record follows, if it has not been sent.

@@ -80,10 +80,30 @@ func (o *Outbox) Put(m link.Message) error { return o.put(m, o.limits.Bytes) }
 // Offer is Put for a message that may be lost. It leaves most of the room to others.
 func (o *Outbox) Offer(m link.Message) error { return o.put(m, o.limits.Bytes/4) }
 
+// PutNewest is Put for a message without payload and files that says all that earlier ones of its
+// kind say. It takes the place of one that waits last in the queue.
+func (o *Outbox) PutNewest(m link.Message) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if n := len(o.queue); n > 1 { // the pump has the first one
+		if last := o.queue[n-1]; last.sent == nil && last.Kind == m.Kind {
+			o.bytes += size(m) - last.bytes
+			last.Message, last.bytes = m, size(m)
+			return nil
+		}
+	}
+	return o.place(m, o.limits.Bytes)
+}
+
 // put is Put, with room for so many bytes.
 func (o *Outbox) put(m link.Message, room int) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	return o.place(m, room)
+}
+
+// place is put. The caller holds o.mu.
+func (o *Outbox) place(m link.Message, room int) error {
 	if sent, err := o.direct(m); sent || err != nil {
 		return err
 	}

@@ -110,6 +110,52 @@ func TestOrder(t *testing.T) {
 	all.Wait()
 }
 
+// A newer message takes the place of one of its kind at the end of the queue, so any number of them
+// fits. It passes no other message.
+func TestNewest(t *testing.T) {
+	l := patient
+	l.Bytes = 64 << 10
+	o, far := pair(t, l, nil)
+	first := fill(t, o)
+	const each = 100_000
+	for i := range 3 * each {
+		if i == each || i == 2*each {
+			if err := o.Put(link.Message{Kind: "other"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := o.PutNewest(link.New("ack", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range first {
+		if m, err := far.Next(); err != nil || m.Kind != fmt.Sprint(i) {
+			t.Fatalf("message %d came as %q, %v", i, m.Kind, err)
+		}
+	}
+	for round := 1; round <= 3; round++ {
+		m, err := far.Next()
+		var got int
+		if err != nil || m.Kind != "ack" || m.Decode(&got) != nil || got != round*each-1 {
+			t.Fatalf("%q with %d, %v", m.Kind, got, err)
+		}
+		if round == 3 {
+			break
+		}
+		if m, err := far.Next(); err != nil || m.Kind != "other" {
+			t.Fatalf("%q, %v", m.Kind, err)
+		}
+	}
+	if err := o.Send(context.Background(), link.Message{Kind: "last"}); err != nil { // behind all others
+		t.Fatal(err)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.bytes != 0 {
+		t.Errorf("%d bytes are counted", o.bytes)
+	}
+}
+
 // What Put queues is bounded, and sent as soon as there is room.
 func TestFull(t *testing.T) {
 	l := patient
