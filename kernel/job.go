@@ -286,7 +286,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	}
 	t.RAMDisk = t.Memory / 4 * 3
 	if s.Files > t.RAMDisk {
-		return t, fmt.Errorf("%w: the files need %d MiB, the job's RAM disk has %d MiB here (three quarters of its memory)",
+		return t, fmt.Errorf("%w: the files need %d MiB, the job's RAM disk has %d MiB here, three quarters of its memory (--memory of margay run gives it more of the node's, and of margay machine up the node)",
 			ErrRoom, (s.Files-1)>>20+1, t.RAMDisk>>20)
 	}
 	return t, nil

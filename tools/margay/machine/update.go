@@ -80,6 +80,9 @@ const updatePoll = 200 * time.Millisecond
 
 // update begins an update, and reports its progress until it ends.
 func (a commands) update(ctx context.Context, nodes []uint32, u updateFlags) error {
+	if _, err := a.Dir(); err != nil { // it is another user's, or on another host
+		return err
+	}
 	folder, err := a.Running()
 	if err != nil {
 		return err

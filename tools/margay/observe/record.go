@@ -106,6 +106,9 @@ func (a commands) record(ctx context.Context, f recordFlags, args []string) (err
 	cut := follow.Run(ctx, options, stop, ready)
 	took := time.Since(began)
 	summaries, err := writer.Close()
+	if cut != nil && !started {
+		return cut // no node has recorded anything
+	}
 	if err == nil {
 		err = file.keep()
 	}

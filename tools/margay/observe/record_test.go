@@ -50,6 +50,27 @@ func TestRecordIntoPipe(t *testing.T) {
 	}
 }
 
+// A recording that serve refuses leaves no file, and is not summed up.
+func TestRecordRefused(t *testing.T) {
+	margaytest.Play(t, "m", func(c *control.Conn, f *control.Frame) {
+		switch f.Message().(type) {
+		case *control.ListNodes:
+			c.Answer(f, &control.Nodes{Nodes: []*control.NodeState{{Health: control.NodeHealth_NODE_UP}}}, nil)
+		case *control.ReadClock:
+			c.Answer(f, &control.Clock{TimeNs: 2}, nil)
+		default:
+			c.Answer(f, nil, control.Failf(control.Code_CODE_REFUSED, "not yours"))
+		}
+	})
+	file := filepath.Join(t.TempDir(), "trace.json")
+	if status, _, stderr := margaytest.Margay("", "record", "-o", file, "--duration", "10ms"); status != 125 || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "not yours") {
+		t.Errorf("status %d, %q", status, stderr)
+	}
+	if _, err := os.Lstat(file); err == nil {
+		t.Error("there is a file")
+	}
+}
+
 // A trace that exists is replaced only on request, and then when the new one is complete. A link to
 // it stays.
 func TestRecordReplaces(t *testing.T) {
