@@ -15,7 +15,6 @@ import (
 	"margay/tools/margay/bench/boots"
 	"margay/tools/margay/bench/page"
 	"margay/tools/margay/command"
-	"margay/tools/margay/show"
 )
 
 // byBoot is the command that writes its figures into a page.
@@ -65,7 +64,7 @@ machines on loopback have no network in them: compare figures of one measurement
 			if err != nil {
 				return err
 			}
-			return a.printBoot(figures, f)
+			return a.print(figures, boots.Headings, output{f.markdown, f.into, byBoot})
 		},
 	})
 	f.add(c.Flags())
@@ -146,26 +145,4 @@ func (a commands) benchBoot(ctx context.Context, f bootFlags) (*boots.Figures, e
 	var err error
 	figures.Results, err = boots.Measure(ctx, p, a.Report)
 	return figures, err
-}
-
-// printBoot prints the figures, and writes them into a page if one is given.
-func (a commands) printBoot(figures *boots.Figures, f bootFlags) error {
-	if f.into != "" {
-		if err := intoPage(f.into, byBoot, figures.Markdown); err != nil {
-			return err
-		}
-	}
-	switch {
-	case a.JSON:
-		return show.Value(a.Stdout, figures)
-	case f.markdown:
-		return figures.Markdown(a.Stdout)
-	}
-	t := a.Table(boots.Headings...)
-	figures.Rows(t)
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	fmt.Fprintln(a.Stdout)
-	return figures.Text(a.Stdout)
 }

@@ -18,7 +18,6 @@ import (
 	"margay/tools/margay/bench/page"
 	"margay/tools/margay/bench/peer"
 	"margay/tools/margay/command"
-	"margay/tools/margay/show"
 )
 
 // fabricFlags are the flags of margay bench fabric.
@@ -81,7 +80,7 @@ Cases: ` + strings.Join(fabric.CaseNames(), ", ") + `.`,
 			if err != nil {
 				return err
 			}
-			return a.printFabric(figures, f)
+			return a.print(figures, fabric.Headings, output{f.markdown, f.into, byFabric})
 		},
 	})
 	f.add(c.Flags())
@@ -261,26 +260,4 @@ func (b *fabricBench) measurePlace(ctx context.Context, p fabric.Place, cases []
 	results, err := fabric.Measure(ctx, p, cases, contenders, fabric.Plan{Rounds: b.rounds, Length: b.length}, b.Report)
 	b.figures.Results = append(b.figures.Results, results...)
 	return err
-}
-
-// printFabric prints the figures, and writes them into a page if one is given.
-func (a commands) printFabric(figures *fabric.Figures, f fabricFlags) error {
-	if f.into != "" {
-		if err := intoPage(f.into, byFabric, figures.Markdown); err != nil {
-			return err
-		}
-	}
-	switch {
-	case a.JSON:
-		return show.Value(a.Stdout, figures)
-	case f.markdown:
-		return figures.Markdown(a.Stdout)
-	}
-	t := a.Table(fabric.Headings...)
-	figures.Rows(t)
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	fmt.Fprintln(a.Stdout)
-	return figures.Text(a.Stdout)
 }

@@ -23,7 +23,6 @@ import (
 	"margay/tools/margay/bench/page"
 	"margay/tools/margay/bench/peer"
 	"margay/tools/margay/command"
-	"margay/tools/margay/show"
 )
 
 // byLaunch is the command that writes its figures into a page.
@@ -95,7 +94,7 @@ processes have taken in the end.`,
 			if err != nil {
 				return err
 			}
-			return a.printLaunch(figures, f)
+			return a.print(figures, launches.Headings, output{f.markdown, f.into, byLaunch})
 		},
 	})
 	f.add(c.Flags())
@@ -325,26 +324,4 @@ func (m *benchMachine) launch(ctx context.Context, w launches.Work) (time.Durati
 	}
 	_, took, err := m.margayRun(ctx, append(words, w.Program)...)
 	return took, err
-}
-
-// printLaunch prints the figures, and writes them into a page if one is given.
-func (a commands) printLaunch(figures *launches.Figures, f launchFlags) error {
-	if f.into != "" {
-		if err := intoPage(f.into, byLaunch, figures.Markdown); err != nil {
-			return err
-		}
-	}
-	switch {
-	case a.JSON:
-		return show.Value(a.Stdout, figures)
-	case f.markdown:
-		return figures.Markdown(a.Stdout)
-	}
-	t := a.Table(launches.Headings...)
-	figures.Rows(t)
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	fmt.Fprintln(a.Stdout)
-	return figures.Text(a.Stdout)
 }

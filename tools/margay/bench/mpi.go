@@ -21,7 +21,6 @@ import (
 	"margay/tools/margay/bench/page"
 	"margay/tools/margay/bench/peer"
 	"margay/tools/margay/command"
-	"margay/tools/margay/show"
 )
 
 // mpiFlags are the flags of margay bench mpi.
@@ -77,7 +76,7 @@ A run that does not end within the limit has failed; the others go on, and its l
 			if err != nil {
 				return err
 			}
-			return errors.Join(a.printMPI(figures, f), differs)
+			return errors.Join(a.print(figures, launches.Headings, output{markdown: f.markdown}), differs)
 		},
 	})
 	f.add(c.Flags())
@@ -215,21 +214,4 @@ func (a commands) measureMPI(ctx context.Context, nodes int, f mpiFlags, argv []
 func (m *benchMachine) runMPI(ctx context.Context, nodes int, f mpiFlags, argv []string) (string, time.Duration, error) {
 	words := append([]string{"--stdin", "none", "--time", f.limit.String(), "-n", fmt.Sprint(nodes), "--ppn", "1"}, strings.Fields(f.options)...)
 	return m.margayRun(ctx, append(append(words, "--"), argv...)...)
-}
-
-// printMPI prints the figures.
-func (a commands) printMPI(figures *launches.Figures, f mpiFlags) error {
-	switch {
-	case a.JSON:
-		return show.Value(a.Stdout, figures)
-	case f.markdown:
-		return figures.Markdown(a.Stdout)
-	}
-	t := a.Table(launches.Headings...)
-	figures.Rows(t)
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	fmt.Fprintln(a.Stdout)
-	return figures.Text(a.Stdout)
 }

@@ -15,16 +15,11 @@ type Figures struct {
 	Results []*Result `json:"results"`
 }
 
-// rowWriter is a table of the terminal.
-type rowWriter interface {
-	Row(cells ...any)
-}
-
 // Headings are the columns of Rows.
 var Headings = []string{"MACHINES", "BOOTED", "MEDIAN s", "P99", "LAST", "MB/s", "MEMORY MiB", "PROCESSOR s", "WAITS", "REPEATED", "REFUSED"}
 
 // Rows writes a row for each number of machines.
-func (f *Figures) Rows(t rowWriter) {
+func (f *Figures) Rows(t page.Table) {
 	for _, r := range f.Results {
 		t.Row(r.cells()...)
 	}

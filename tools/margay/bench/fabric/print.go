@@ -18,11 +18,6 @@ type Figures struct {
 	Results []*Result `json:"results"`
 }
 
-// rowWriter is a table of the terminal.
-type rowWriter interface {
-	Row(cells ...any)
-}
-
 // Headings are the columns of Rows.
 var Headings = []string{"PLACE", "CASE", "CONTENDER", "MEDIAN", "P99", "UNIT", "SPEED TO MPICH", "TO OPEN MPI", "RANKS' CPU µs", "KERNELS' CPU µs"}
 
@@ -31,7 +26,7 @@ var speedColumns = []string{"MPICH", "Open MPI"}
 
 // Rows writes a row for each result, except for operations that another contender than Margay does
 // not have.
-func (f *Figures) Rows(t rowWriter) {
+func (f *Figures) Rows(t page.Table) {
 	for _, r := range f.Results {
 		if r.Absent != "" && !strings.HasPrefix(r.Contender, Ours) {
 			continue

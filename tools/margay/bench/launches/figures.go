@@ -29,16 +29,11 @@ type Figures struct {
 	Machines []Machine `json:"machines"`
 }
 
-// rowWriter is a table of the terminal.
-type rowWriter interface {
-	Row(cells ...any)
-}
-
 // Headings are the columns of Rows.
 var Headings = []string{"NODES", "MiB", "CONTENDER", "MEDIAN ms", "BEST", "WORST", "JOBS", "JOBS/s"}
 
 // Rows writes a row for each result.
-func (f *Figures) Rows(t rowWriter) {
+func (f *Figures) Rows(t page.Table) {
 	for _, r := range f.Results {
 		t.Row(r.Nodes, whole(r.Size), r.Contender, number(r.Median), number(r.Best), number(r.Worst), r.Jobs, number(r.Rate))
 	}

@@ -5,6 +5,7 @@ package page
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"strings"
@@ -62,6 +63,18 @@ func (h Host) Sentence() string {
 		s += fmt.Sprintf(" The machine was busy with other work (load %.1f before the measurement): compare figures of one row only.", h.Load)
 	}
 	return s
+}
+
+// Table takes the rows of figures.
+type Table interface {
+	Row(cells ...any)
+}
+
+// Figures are a whole measurement that can be printed.
+type Figures interface {
+	Rows(t Table)
+	Text(w io.Writer) error     // what people must know about the rows
+	Markdown(w io.Writer) error // everything, for a page
 }
 
 // Insert replaces the part of a page that a command writes: all between its two lines.
