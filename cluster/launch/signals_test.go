@@ -114,17 +114,23 @@ func TestEarlySignals(t *testing.T) {
 
 // While the files of a job or an array are read, which may take long, a signal ends the client.
 func TestSignalWhileFilesAreRead(t *testing.T) {
-	until := func(c *talk) { expect[*control.RunRequest](c) } // the client has gone
 	for name, run := range map[string]func(*launcher) (int, error){
 		"a job":    func(l *launcher) (int, error) { return l.run(t) },
 		"an array": func(l *launcher) (int, error) { return runArray(t, l.arrayOf(t, "0")) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			var s *playedServe
-			if s = new(playedServe); name == "a job" {
-				s = serveTo(t, until)
-			}
 			signals, read := make(chan os.Signal, 2), make(chan struct{})
+			come := func() {
+				signals <- unix.SIGUSR1 // is for ranks
+				signals <- unix.SIGINT
+			}
+			s := new(playedServe)
+			if name == "a job" { // which connects in the meantime
+				s = serveTo(t, func(c *talk) {
+					come()
+					expect[*control.RunRequest](c) // the client has gone
+				})
+			}
 			l := newLauncher(t, s, 1)
 			l.Signals = signals
 			var reading sync.WaitGroup
@@ -136,8 +142,9 @@ func TestSignalWhileFilesAreRead(t *testing.T) {
 				})
 			})
 			<-begun
-			signals <- unix.SIGUSR1 // is for ranks
-			signals <- unix.SIGINT
+			if name == "an array" {
+				come()
+			}
 			if code, err := run(l); code != 130 || err == nil || err.Error() != "ended by SIGINT" {
 				t.Errorf("status %d, %v", code, err)
 			}
