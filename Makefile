@@ -57,7 +57,7 @@ soak: deps build ## repeat random and long tests until the time in MARGAY_SOAK (
 
 .PHONY: netboot
 netboot: deps build ## boot virtual nodes from their network card by a BIOS, UEFI PXE and UEFI HTTP boot, one from a disk, and one with cards of real machines, and give them another image
-	@$(GO_STATIC) test -tags soak -count=1 -v -run '^(TestNetboot|TestFirmware|TestSoakDisk|TestSoakDrivers|TestSoakCardFirmware|TestSoakUpdateFirmware|TestSoakUpdateMetal)$$' ./testsuite/e2e
+	@$(GO_STATIC) test -tags soak -count=1 -timeout 60m -v -run '^(TestNetboot|TestFirmware|TestSoakDisk|TestSoakDrivers|TestSoakCardFirmware|TestSoakUpdateFirmware|TestSoakUpdateMetal)$$' ./testsuite/e2e
 
 .PHONY: check
 check: deps ## format, vet, staticcheck, prose, generated files, go.mod, cross-build
