@@ -62,35 +62,21 @@ type cardRecord struct {
 const cardsTimeout = 20 * time.Minute
 
 func findCards(ctx context.Context, o Options, wanted Cards, root string, run apt.Runner) (string, error) {
-	// apt resolves relative names against a directory of its own.
-	dir, err := filepath.Abs(o.CacheDir)
-	if err != nil {
-		return "", err
-	}
-	c := apt.Cache{Dir: dir, Record: "firmware.json"}
-	if found, ok := wanted.in(c); ok && !wanted.Refresh {
+	return cached(ctx, o, cardsTimeout, wanted.in, func(ctx context.Context, c apt.Cache) (string, error) {
+		found, err := wanted.fetch(ctx, c, root, apt.Config{Arch: wanted.Arch, Run: run, Progress: o.Progress})
+		if err != nil {
+			return "", fmt.Errorf("firmware files of network cards: %w (a folder of your own with such files, as /lib/firmware, will do instead; so will an archive in the apt sources that has them)", err)
+		}
 		return found, nil
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, cardsTimeout, fmt.Errorf("not done after %v", cardsTimeout))
-	defer cancel()
-	unlock, err := c.Lock(ctx, o.Progress)
-	if err != nil {
-		return "", err
-	}
-	defer unlock()
-	if found, ok := wanted.in(c); ok && !wanted.Refresh { // another process has fetched it in the meantime
-		return found, nil
-	}
-	found, err := wanted.fetch(ctx, c, root, apt.Config{Arch: wanted.Arch, Run: run, Progress: o.Progress})
-	if err != nil {
-		return "", fmt.Errorf("firmware files of network cards: %w (a folder of your own with such files, as /lib/firmware, will do instead; so will an archive in the apt sources that has them)", err)
-	}
-	return found, nil
+	})
 }
 
 // in returns a directory of the cache, if all of the names were looked for when it was made, and
-// each file that was found is still there.
+// each file that was found is still there. None will do if newer files are wanted.
 func (w Cards) in(c apt.Cache) (dir string, ok bool) {
+	if w.Refresh {
+		return "", false
+	}
 	for _, item := range c.Names() {
 		var r cardRecord
 		unknown := func(name string) bool { return !slices.Contains(r.Names, name) }

@@ -130,26 +130,34 @@ type record struct {
 
 // cached returns the files of the cache, and fetches them if they are absent.
 func (s set) cached(ctx context.Context, o Options, root string, run apt.Runner) (string, error) {
+	return cached(ctx, o, fetchTimeout, s.in, func(ctx context.Context, c apt.Cache) (string, error) {
+		return s.fetch(ctx, c, root, apt.Config{Arch: s.arch, Run: run, Progress: o.Progress})
+	})
+}
+
+// cached returns the directory that in finds in the cache, or else the one that fetch makes within
+// a time. fetch is called with the lock of the cache.
+func cached(ctx context.Context, o Options, timeout time.Duration, in func(apt.Cache) (string, bool), fetch func(context.Context, apt.Cache) (string, error)) (string, error) {
 	// apt resolves relative names against a directory of its own.
 	dir, err := filepath.Abs(o.CacheDir)
 	if err != nil {
 		return "", err
 	}
 	c := apt.Cache{Dir: dir, Record: "firmware.json"}
-	if found, ok := s.in(c); ok {
+	if found, ok := in(c); ok {
 		return found, nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, fetchTimeout, fmt.Errorf("not done after %v", fetchTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not done after %v", timeout))
 	defer cancel()
 	unlock, err := c.Lock(ctx, o.Progress)
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
-	if found, ok := s.in(c); ok { // another process has fetched it in the meantime
+	if found, ok := in(c); ok { // another process has fetched it in the meantime
 		return found, nil
 	}
-	return s.fetch(ctx, c, root, apt.Config{Arch: s.arch, Run: run, Progress: o.Progress})
+	return fetch(ctx, c)
 }
 
 // in returns a directory of the cache that has all files.
