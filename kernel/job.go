@@ -234,7 +234,7 @@ func (n *Node) taskSpec(s JobSpec) (task.Spec, error) {
 	}
 	info := n.Info()
 	t := task.Spec{
-		Exec: s.Exec, Job: s.Job, Hostname: n.config.Boot.Hostname(), User: s.User, Umask: s.Umask,
+		Exec: s.Exec, Job: s.Job, Hostname: n.config.Boot.Hostname(), Owner: fmt.Sprintf("%d %s", s.UserID, s.User), User: s.User, Umask: s.Umask,
 		Pids: s.Pids, Host: s.HostRoot, Hold: s.Hold, Collects: s.Collects, Shared: s.Shared, Rlimits: n.host.Cgroups == nil, Small: (n.ownLinux() || n.declined) && !s.HugePages, Rest: n.restOf(s), Words: words,
 	}
 	if t.Pids == 0 {
@@ -495,6 +495,7 @@ func (j *job) end() error {
 			err = errors.Join(err, j.extensions.Close())
 		}
 		j.forgotten = errors.Join(err, keep.Drop(j.node.config.Link, jobItem(j.spec.Job)))
+		j.container.Release()
 		j.node.remove(j.spec.Job)
 	})
 	return j.forgotten

@@ -160,6 +160,23 @@ func (j *Job) Limit(l Limits) error {
 	return nil
 }
 
+// Clear removes the groups of the job's ranks, which must have ended, and the limits, as of a group
+// that was just created.
+func (j *Job) Clear() error {
+	groups, _ := filepath.Glob(filepath.Join(j.path, "ranks", rankPrefix+"*"))
+	for _, group := range groups {
+		if err := os.Remove(group); err != nil {
+			return fmt.Errorf("cgroup: remove group: %w", err)
+		}
+	}
+	for _, limit := range []struct{ leaf, file, none string }{{"", "memory.max", "max"}, {"ranks", "pids.max", "max"}, {"ranks", "cpuset.cpus", "\n"}} {
+		if err := write(filepath.Join(j.path, limit.leaf), limit.file, limit.none); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // rankPrefix begins the names of the groups of ranks.
 const rankPrefix = "rank-"
 

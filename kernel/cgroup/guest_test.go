@@ -191,6 +191,35 @@ func TestNoLimits(t *testing.T) {
 	}
 }
 
+// A group that is cleared has no limits, and can get another job's. As long as a rank runs, it is
+// not cleared.
+func TestClear(t *testing.T) {
+	j := create(t, tree(t), Limits{Memory: 64 << 20, Pids: 30, Cores: []id.CPU{0}, Ranks: []id.Rank{3, 4}})
+	rank := func() (*os.File, error) { return os.OpenFile(j.Rank(3), os.O_RDONLY, 0) }
+	cmd, _ := start(t, rank, "sleep")
+	if err := j.Clear(); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("a group with a rank: %v", err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	killed(t, cmd)
+	if err := j.Clear(); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{"memory.max": "max", "ranks/pids.max": "max", "ranks/cpuset.cpus": ""} {
+		if got := read(t, j.path, file); got != want {
+			t.Errorf("%s is %q, want %q", file, got, want)
+		}
+	}
+	if err := j.Limit(Limits{Memory: 32 << 20, Pids: 20, Cores: []id.CPU{1}, Ranks: []id.Rank{3}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, j.path, "memory.max"); got != "33554432" {
+		t.Errorf("memory.max is %q", got)
+	}
+}
+
 func TestCreateRefuses(t *testing.T) {
 	g := tree(t)
 	for name, l := range map[string]Limits{

@@ -15,7 +15,7 @@ import (
 // process: os/exec also waits and cannot be used with it. A traced child that stops has not ended.
 // A caller that starts processes holds a lock of its own around the start and in ended, so that
 // ended knows the pid.
-func All(ended func(pid int, status unix.WaitStatus, used *unix.Rusage)) { New(ended).Follow() }
+func All(ended func(pid int, status unix.WaitStatus, used *unix.Rusage)) { New(ended).Follow(nil) }
 
 // Reaper is All for a process that may know before Linux's signal that children have ended. It is
 // safe for concurrent use.
@@ -29,14 +29,19 @@ func New(ended func(pid int, status unix.WaitStatus, used *unix.Rusage)) *Reaper
 	return &Reaper{ended: ended}
 }
 
-// Follow collects children as they end, and does not return. Go's runtime has two threads more for
+// Follow collects children as they end, until over is closed. Go's runtime has two threads more for
 // the signal.
-func (r *Reaper) Follow() {
+func (r *Reaper) Follow(over <-chan struct{}) {
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, unix.SIGCHLD)
+	defer signal.Stop(children)
 	for {
 		r.Collect()
-		<-children
+		select {
+		case <-children:
+		case <-over:
+			return
+		}
 	}
 }
 

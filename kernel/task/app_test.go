@@ -110,6 +110,10 @@ func app(args []string) int {
 		for _, dir := range args[1:] {
 			crowd(dir)
 		}
+	case "leave":
+		return leave(args[1])
+	case "look":
+		look()
 	case "touch":
 		memory := make([]byte, touched)
 		for i := 0; i < touched; i += 4096 {

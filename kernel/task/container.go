@@ -69,8 +69,9 @@ type Container struct {
 	out  *outbox.Outbox // of conn
 	pid  int            // of the job init, in this node's PID namespace
 
-	group string // name of the job's control group, where there are control groups
-	pool  *Pool  // that is notified of the launch; nil: none
+	group string       // name of the job's control group, where there are control groups
+	init  *initProcess // the init; nil: an earlier node kernel has started it
+	pool  *Pool        // that is notified of the launch; nil: none
 
 	adopted State // what the init said when it was adopted
 
@@ -80,12 +81,15 @@ type Container struct {
 
 	mu       sync.Mutex
 	reason   error // why giveUp has killed the init
+	network  bool  // the network namespace was opened: it may have got devices
+	reset    bool  // the init was asked to wait for another job
+	left     bool  // and does
 	launched bool  // the pool knows that the launch is over
 	over     bool  // the pool knows that the job is over
 
 	replies chan link.Message // answers to requests
 	asking  sync.Mutex        // one request at a time
-	gone    chan struct{}
+	gone    chan struct{}     // closed when the init has ended, or has left the job
 }
 
 // notes are the words that are kept with a job's link for the next node kernel.
@@ -97,13 +101,18 @@ type notes struct {
 
 // New makes the init of a job and its empty root. On an error nothing is left.
 func New(ctx context.Context, host Host, spec Spec, h Handler) (*Container, error) {
+	return newJob(ctx, host, spec, h, func(group string, user int) (*initProcess, error) { return host.spawn(group, user) })
+}
+
+// newJob is New, with a function that starts the init.
+func newJob(ctx context.Context, host Host, spec Spec, h Handler, spawn func(group string, user int) (*initProcess, error)) (*Container, error) {
 	group := groupName(spec.Job)
 	if host.Cgroups != nil {
 		if _, err := host.Cgroups.Create(group, spec.limits()); err != nil {
 			return nil, err
 		}
 	}
-	p, err := host.spawn(group, spec.UID)
+	p, err := spawn(group, spec.UID)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("task: job %d: %w", spec.Job, err), host.removeGroup(group))
 	}
@@ -118,7 +127,7 @@ func New(ctx context.Context, host Host, spec Spec, h Handler) (*Container, erro
 
 func newContainer(host Host, spec Spec, p *initProcess) *Container {
 	c := &Container{
-		spec: spec, host: host, conn: p.conn, pid: p.process.Pid, group: p.group,
+		spec: spec, host: host, conn: p.conn, pid: p.process.Pid, group: p.group, init: p,
 		replies: make(chan link.Message, 1), gone: make(chan struct{}),
 	}
 	c.openOutbox()
@@ -199,7 +208,7 @@ func (c *Container) giveUp(reason error) {
 		return
 	default:
 	}
-	if c.reason == nil {
+	if c.reason == nil && !c.left {
 		c.reason = reason
 		c.host.Log("job %d: killing its init %d: %v", c.spec.Job, c.pid, reason)
 		_ = unix.Kill(c.pid, unix.SIGKILL) // it may have ended a moment ago
@@ -219,6 +228,9 @@ func (c *Container) Exchange(place int, data []byte) {
 
 // NetworkNamespace opens the job's network namespace.
 func (c *Container) NetworkNamespace() (*os.File, error) {
+	c.mu.Lock()
+	c.network = true
+	c.mu.Unlock()
 	f, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", c.pid))
 	if err != nil {
 		return nil, fmt.Errorf("task: network namespace of job %d: %w", c.spec.Job, err)
@@ -434,25 +446,70 @@ func (c *Container) Why() error {
 
 // End kills everything of the job on this node and waits until it is gone.
 func (c *Container) End() error {
-	defer c.reportEnd()
 	// An init that does not listen any more is killed below.
-	_ = c.out.Put(link.New(Quit, nil))
+	_ = c.out.Last(link.New(c.lastRequest(), nil))
 	select {
 	case <-c.gone:
 	case <-time.After(endWait):
 		c.host.Log("job %d: init %d does not end, killing it", c.spec.Job, c.pid)
-		if err := unix.Kill(c.pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
-			return fmt.Errorf("task: kill init of job %d: %w", c.spec.Job, err)
+		if err := c.kill(); err != nil {
+			return err
 		}
 		<-c.gone
 	}
+	if c.waits() {
+		return nil
+	}
+	defer c.reportEnd(nil)
 	return c.host.removeGroup(c.group)
 }
 
-// listen reads what the init says and ends when the init does.
+// Release gives the init back to the pool that the container comes from, if the init waits for
+// another job. It must follow End when nothing that is of the job refers to the init any more: what
+// Kept gave must be dropped, and its control group must not be used.
+func (c *Container) Release() {
+	if c.waits() {
+		c.reportEnd(c.init)
+	}
+}
+
+// lastRequest chooses how the init ends the job. One from a pool may wait for another job.
+func (c *Container) lastRequest() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reset = c.pool != nil && c.init != nil && !c.network && c.outOfMemory() == ""
+	if c.reset {
+		return Reset
+	}
+	return Quit
+}
+
+// waits reports whether the init waits for another job.
+func (c *Container) waits() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.left
+}
+
+// kill kills the init, unless that has left the job.
+func (c *Container) kill() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.left {
+		return nil
+	}
+	if err := unix.Kill(c.pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+		return fmt.Errorf("task: kill init of job %d: %w", c.spec.Job, err)
+	}
+	return nil
+}
+
+// listen reads what the init says and ends when the init does, or has left the job.
 func (c *Container) listen(h Handler) {
 	defer func() {
-		c.conn.Close()
+		if !c.waits() {
+			c.conn.Close()
+		}
 		c.closeShare()
 		close(c.gone)
 		h.Gone()
@@ -465,10 +522,25 @@ func (c *Container) listen(h Handler) {
 			}
 			return
 		}
+		if m.Kind == Staged && c.leave() {
+			return
+		}
 		if err := c.dispatch(m, h); err != nil {
 			c.host.Log("job %d: %v", c.spec.Job, err)
 		}
 	}
+}
+
+// leave notes that the init has left the job, if it was asked to.
+func (c *Container) leave() bool {
+	c.mu.Lock()
+	reset := c.reset && c.reason == nil
+	c.left = reset
+	c.mu.Unlock()
+	if reset {
+		c.out.Leave()
+	}
+	return reset
 }
 
 func (c *Container) dispatch(m link.Message, h Handler) error {

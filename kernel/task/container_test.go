@@ -58,6 +58,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(scratch)
+	defer func() { os.RemoveAll(uncoveredFolder) }()
 	return m.Run()
 }
 

@@ -1,6 +1,10 @@
 package task
 
-import "time"
+import (
+	"maps"
+	"slices"
+	"time"
+)
 
 // Detach drops the container's link as the death of the node kernel does.
 func (c *Container) Detach() { c.conn.Close() }
@@ -11,14 +15,25 @@ func (c *Container) PID() int { return c.pid }
 // InitEnv is the environment of a job init.
 var InitEnv = initEnv
 
-// Spare returns the process id of the pool's spare, when it waits for its job; otherwise 0.
-func (p *Pool) Spare() int {
+// Spares returns the process ids of the pool's spares, those that are being started included.
+func (p *Pool) Spares() (pids []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.spare == nil || !p.machine.Waits() {
+	for _, number := range slices.Sorted(maps.Keys(p.spares)) {
+		pids = append(pids, p.spares[number].process.Pid)
+	}
+	return pids
+}
+
+// Spare returns the process id of the pool's newest spare, when one waits for its job; otherwise 0.
+func (p *Pool) Spare() int {
+	pids := p.Spares()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(pids) == 0 || !p.machine.Waits() {
 		return 0
 	}
-	return p.spare.process.Pid
+	return pids[len(pids)-1]
 }
 
 // Failures returns how many spares in a row could not be used.

@@ -6,20 +6,17 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
 	"margay/kernel/task"
 )
@@ -28,44 +25,11 @@ import (
 // control groups.
 const inGuest = true
 
-// held is the application in a folder of the node.
-var held = sync.OnceValues(func() (*os.File, error) {
-	exe, err := application()
-	if err != nil {
-		return nil, err
-	}
-	dir, err := os.MkdirTemp("/run", "application")
-	if err != nil {
-		return nil, err
-	}
-	name := filepath.Join(dir, archive.Digest(sha256.Sum256(exe)).String())
-	if err := os.WriteFile(name, exe, 0o755); err != nil {
-		return nil, err
-	}
-	return os.Open(name)
-})
-
 // provide gives a job the application that its node has. An emulated processor unpacks each copy
 // for a second, and translates its instructions again.
 func provide(t *testing.T, c *task.Container) error {
 	t.Helper()
-	f, err := held()
-	if err != nil {
-		return err
-	}
-	dir, name := filepath.Split(f.Name())
-	digest, err := archive.Parse(name)
-	if err != nil {
-		return err
-	}
-	packed, err := pack(entry{Header: tar.Header{Name: "bin/app", Typeflag: tar.TypeReg, Mode: 0o755,
-		PAXRecords: map[string]string{archive.Content: name, archive.Code: "1"}}})
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	return errors.Join(c.Give(filepath.Clean(dir), []archive.Digest{digest}, []*os.File{f}), c.Unpack(ctx, bytes.NewReader(packed)))
+	return lend(t, c)
 }
 
 func TestOutOfMemory(t *testing.T) {

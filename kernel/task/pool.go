@@ -12,12 +12,16 @@ import (
 	"margay/kernel/task/spare"
 )
 
-// Pool makes the containers of a node. It keeps one job init ahead of its job, a spare, so that a
-// launch does not wait until namespaces and mounts are made (package spare decides when). A spare
-// becomes the init of one job, and ends with it. If it cannot be used, the job gets a fresh init.
+// Pool makes the containers of a node. It keeps a job init ahead of its job, a spare, so that a
+// launch does not wait until namespaces and mounts are made, and the inits of short jobs that have
+// left nothing behind, for the next jobs of the same owner (package spare decides when). If no
+// spare can be used, the job gets a fresh init.
 //
 // A spare has a control group of its own, which becomes the job's: Linux waits for all CPUs when it
 // moves a process between groups.
+//
+// All inits are started by one thread, the spawner: one that has no job ends with the thread that
+// has started it.
 //
 // It is safe for concurrent use.
 type Pool struct {
@@ -28,11 +32,13 @@ type Pool struct {
 	mu      sync.Mutex
 	machine *spare.Machine
 	opened  bool
-	number  spare.Serial // of the spare that is wanted; 0: none
-	spare   *initProcess // with that number; nil: it is being started
-	timer   *time.Timer  // of the machine's next step; nil: none
+	wanted  spare.Serial                  // of the spare that is being started; 0: none
+	spares  map[spare.Serial]*initProcess // those that are there
+	timer   *time.Timer                   // of the machine's next step; nil: none
 
-	starts chan spare.Serial // to the spawner
+	starts chan spare.Serial // to the spawner, and closed at its end
+	fresh  chan func()       // to the spawner: what it is to do now
+	ended  chan struct{}     // closed when the spawner takes nothing more from fresh
 	all    sync.WaitGroup    // the spawner and the watchers of spares
 }
 
@@ -52,7 +58,10 @@ const spareGroups = "ahead-"
 
 // NewPool returns a pool that starts no spare before Open.
 func NewPool(host Host) *Pool {
-	return &Pool{host: host, answer: answerWait, closing: closeWait, machine: spare.New(spare.Default), starts: make(chan spare.Serial, 1)}
+	return &Pool{
+		host: host, answer: answerWait, closing: closeWait, machine: spare.New(spare.Default), spares: make(map[spare.Serial]*initProcess),
+		starts: make(chan spare.Serial, 1), fresh: make(chan func()), ended: make(chan struct{}),
+	}
 }
 
 // Open begins to keep a spare. It also removes what the spares of an earlier node kernel have left.
@@ -64,7 +73,7 @@ func (p *Pool) Open() {
 	p.event(func(time.Time) { p.opened = true })
 }
 
-// Close ends the spare. Containers stay, and are no longer made from spares.
+// Close ends the spares. Containers stay, and are no longer made from spares.
 func (p *Pool) Close() error {
 	p.event(func(time.Time) { p.machine.Close() })
 	p.mu.Lock()
@@ -100,8 +109,8 @@ func (p *Pool) step() {
 		return
 	}
 	a := p.machine.Step(time.Now())
-	if a.Kill != 0 {
-		p.discard()
+	for _, number := range a.Kill {
+		p.discard(number)
 	}
 	if p.timer != nil {
 		p.timer.Stop()
@@ -113,29 +122,33 @@ func (p *Pool) step() {
 	if a.Start == 0 {
 		return
 	}
-	p.number = a.Start
+	p.wanted = a.Start
 	select {
 	case p.starts <- a.Start:
 	default: // the spawner still waits for Linux to start the last one, which is 30 s late
-		p.number = 0
+		p.wanted = 0
 		p.machine.Died(time.Now(), a.Start)
 		p.step()
 	}
 }
 
-// discard ends the spare, which no launch gets. The caller holds p.mu.
-func (p *Pool) discard() {
-	if s := p.spare; s != nil {
-		p.all.Go(func() { s.discard(p.host) })
+// discard ends a spare, which no launch gets. The caller holds p.mu.
+func (p *Pool) discard(number spare.Serial) {
+	if p.wanted == number {
+		p.wanted = 0
 	}
-	p.number, p.spare = 0, nil
+	if i := p.spares[number]; i != nil {
+		delete(p.spares, number)
+		p.all.Go(func() { i.discard(p.host) })
+	}
 }
 
-// New is New of this package, with a spare if there is one.
+// New is New of this package, with a spare if there is one. Release must follow the End of the
+// container.
 func (p *Pool) New(ctx context.Context, spec Spec, h Handler) (*Container, error) {
 	c, err := p.fromSpare(ctx, spec, h)
 	if c == nil && err == nil {
-		c, err = New(ctx, p.host, spec, h)
+		c, err = newJob(ctx, p.host, spec, h, p.spawn)
 	}
 	if err != nil {
 		p.event(func(now time.Time) { p.machine.Ended(now, true, spec.Rest) })
@@ -145,31 +158,77 @@ func (p *Pool) New(ctx context.Context, spec Spec, h Handler) (*Container, error
 	return c, nil
 }
 
-// fromSpare makes a container of the spare. It returns none if there is no spare, or if the spare
+// spawn starts a fresh init on the spawner's thread, if there is one.
+func (p *Pool) spawn(group string, user int) (i *initProcess, err error) {
+	p.mu.Lock()
+	opened := p.opened
+	p.mu.Unlock()
+	if !opened {
+		return p.host.spawn(group, user)
+	}
+	done := make(chan struct{})
+	select {
+	case p.fresh <- func() {
+		i, err = p.host.spawn(group, user)
+		close(done)
+	}:
+		<-done
+		return i, err
+	case <-p.ended:
+		return p.host.spawn(group, user)
+	}
+}
+
+// fromSpare makes a container of a spare. It returns none if there is no spare, or if the spare
 // could not be used, and an error if ctx has ended.
 func (p *Pool) fromSpare(ctx context.Context, spec Spec, h Handler) (*Container, error) {
-	var s *initProcess
+	var i *initProcess
 	p.event(func(time.Time) {
-		if p.machine.Launch() != 0 {
-			s, p.spare, p.number = p.spare, nil, 0
-			close(s.taken)
+		if number := p.machine.Launch(spec.Owner); number != 0 {
+			i = p.spares[number]
+			delete(p.spares, number)
+			close(i.taken)
 		}
 	})
-	if s == nil {
+	if i == nil {
 		return nil, nil
 	}
-	c, err := s.become(ctx, p.host, spec, p.answer)
+	c, err := i.become(ctx, p.host, spec, p.answer)
 	p.event(func(now time.Time) { p.machine.Used(now, !errors.Is(err, errNoAnswer)) })
 	if err == nil {
 		go c.listen(h)
 		return c, nil
 	}
-	go s.discard(p.host)
+	go i.discard(p.host)
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("task: %s of job %d: %w", Create, spec.Job, context.Cause(ctx))
 	}
 	p.host.Log("job %d gets a fresh init, since the one that was started ahead cannot be used: %v", spec.Job, err)
 	return nil, nil
+}
+
+// comeBack takes the init of a job that is over and has left nothing, and ends the job for the
+// machine.
+func (p *Pool) comeBack(i *initProcess, owner string, ended func(now time.Time)) {
+	var err error
+	if p.host.Cgroups != nil {
+		err = p.host.Cgroups.Job(i.group).Clear()
+	}
+	p.event(func(now time.Time) {
+		defer ended(now)
+		number := spare.Serial(0)
+		if p.opened && err == nil {
+			number = p.machine.Return(now, owner)
+		}
+		if number == 0 {
+			go i.discard(p.host)
+			return
+		}
+		taken := make(chan struct{})
+		i.taken = taken
+		p.spares[number] = i
+		p.all.Go(func() { p.follow(number, i, taken) })
+	})
 }
 
 // become makes a spare the init of a job, if it answers within wait. Nothing else reads its link
@@ -223,27 +282,42 @@ func (i *initProcess) discard(host Host) {
 	}
 }
 
-// spawner starts spares. It is one thread: a spare that has no job yet ends with the thread that
-// started it.
+// spawner starts job inits.
 func (p *Pool) spawner() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	for number := range p.starts {
-		i, err := p.host.ahead()
-		if err != nil {
-			p.host.Log("start a job init ahead: %v", err)
-			p.event(func(now time.Time) { p.machine.Died(now, number) })
-			continue
-		}
-		p.event(func(time.Time) {
-			if p.number == number {
-				p.spare = i
-				p.all.Go(func() { p.watch(number, i) })
-			} else { // it was given up
-				p.all.Go(func() { i.discard(p.host) })
+	defer close(p.ended)
+	for {
+		select {
+		case start := <-p.fresh:
+			start()
+		case number, open := <-p.starts:
+			if !open {
+				return
 			}
-		})
+			p.startAhead(number)
+		}
 	}
+}
+
+// startAhead starts a spare.
+func (p *Pool) startAhead(number spare.Serial) {
+	i, err := p.host.ahead()
+	if err != nil {
+		p.host.Log("start a job init ahead: %v", err)
+		p.event(func(now time.Time) { p.machine.Died(now, number) })
+		return
+	}
+	p.event(func(time.Time) {
+		if p.wanted == number {
+			p.wanted = 0
+			p.spares[number] = i
+			taken := i.taken
+			p.all.Go(func() { p.watch(number, i, taken) })
+		} else { // it was given up
+			p.all.Go(func() { i.discard(p.host) })
+		}
+	})
 }
 
 // ahead starts a job init that waits for its job.
@@ -265,22 +339,27 @@ func (h Host) ahead() (*initProcess, error) {
 	return i, nil
 }
 
-// watch reports when a spare waits for its job, and when it ends before it gets one.
-func (p *Pool) watch(number spare.Serial, i *initProcess) {
+// watch reports when a spare that was started waits for its job, and follows it.
+func (p *Pool) watch(number spare.Serial, i *initProcess, taken <-chan struct{}) {
 	m, err := i.conn.Recv() // a spare that takes too long is killed
 	m.CloseFiles()
 	if err == nil && m.Kind == Staged {
 		p.event(func(now time.Time) { p.machine.Ready(now, number) })
 	}
+	p.follow(number, i, taken)
+}
+
+// follow reports when a spare ends before it gets a job, which closes taken.
+func (p *Pool) follow(number spare.Serial, i *initProcess, taken <-chan struct{}) {
 	select {
-	case <-i.taken:
+	case <-taken:
 		return
 	case <-i.ended:
 	}
 	p.event(func(now time.Time) {
-		if p.number == number {
+		if p.spares[number] == i {
 			p.host.Log("a job init that was started ahead has ended")
-			p.discard()
+			p.discard(number)
 			p.machine.Died(now, number)
 		}
 	})
@@ -293,11 +372,18 @@ func (c *Container) reportLaunch() {
 	}
 }
 
-// reportEnd notifies the pool that nothing of the job is left.
-func (c *Container) reportEnd() {
-	if p := c.pool; p != nil && c.first(&c.over) {
-		launching := c.first(&c.launched)
-		p.event(func(now time.Time) { p.machine.Ended(now, launching, c.spec.Rest) })
+// reportEnd notifies the pool that nothing of the job is left. The pool may get its init back.
+func (c *Container) reportEnd(back *initProcess) {
+	p := c.pool
+	if p == nil || !c.first(&c.over) {
+		return
+	}
+	launching := c.first(&c.launched)
+	ended := func(now time.Time) { p.machine.Ended(now, launching, c.spec.Rest) }
+	if back == nil {
+		p.event(ended)
+	} else {
+		p.comeBack(back, c.spec.Owner, ended)
 	}
 }
 

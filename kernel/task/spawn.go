@@ -24,7 +24,7 @@ type initProcess struct {
 	group   string        // name of its control group, where there are control groups
 	user    int           // in a user namespace: the only user id
 	ended   chan struct{} // closed when it has ended and is reaped
-	taken   chan struct{} // closed when it was started ahead and a launch gets it
+	taken   chan struct{} // of a spare: closed when a launch gets it
 }
 
 // spawn starts a job init in the control group called group, if there are control groups. In a user

@@ -33,6 +33,7 @@ type Spec struct {
 	Job      id.Job // the job's number
 	Hostname string // what the job sees as the node's name
 
+	Owner    string // of the job: a later job of the same owner may get its init
 	UID, GID int    // the job's own; never 0
 	User     string // the name for UID in the job's /etc/passwd
 
@@ -199,11 +200,12 @@ const (
 	Process  = "process"  // from the init: ProcessBody and a pidfd of a running rank; sent at its start and after a Resync
 	Content  = "content"  // from the init: ContentsBody and a file that was unpacked
 	Output   = "record"   // from the init: Record and payload
-	Staged   = "staged"   // from an init that was started ahead: it waits for its job
+	Staged   = "staged"   // from an init: it waits for a job
 	Exchange = "exchange" // ExchangeBody and payload: a message of package pmi, in both directions; not answered, may be lost
 	Left     = "left"     // from the init: Unkept, before its end
 	Failed   = "failed"   // from the init: StartError
 	Quit     = "end"      // kill everything and be gone; answered by the end of the link
+	Reset    = "reset"    // kill everything and wait for another job, or be gone -> Staged, or the end of the link
 )
 
 // Words that follow the command of a job init.

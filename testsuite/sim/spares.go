@@ -6,6 +6,9 @@ import (
 	"margay/kernel/task/spare"
 )
 
+// owner is whose jobs all are.
+const owner = "owner"
+
 // epoch is the time 0 of spares.
 var epoch = time.Unix(0, 0)
 
@@ -33,7 +36,7 @@ func (m *model) takeSpare(place int32) time.Duration {
 	}
 	s := m.spares[m.members[place-1]]
 	m.nodes[place].launching = true
-	if s.Launch() == 0 {
+	if s.Launch(owner) == 0 {
 		return m.Work.Spare
 	}
 	s.Used(m.clock(), true)
@@ -50,7 +53,8 @@ func (m *model) launched(place int32) {
 	m.step(m.members[place-1])
 }
 
-// forgotten ends a job on a node.
+// forgotten ends a job on a node. Its init does not wait for the next job: none did when the times
+// were measured that this model is held to.
 func (m *model) forgotten(place int32) {
 	if m.spares == nil {
 		return

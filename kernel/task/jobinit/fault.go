@@ -25,6 +25,7 @@ import (
 type dumps struct {
 	dir  string // in the job's root
 	name string // with %p for the pid
+	most uint64 // the largest dump that Linux lets this process allow
 }
 
 // Bounds of what the init says about a fault, and of the time that it takes.
@@ -55,7 +56,7 @@ func placeOfDumps(pattern string, usesPID bool, dir string) (dumps, error) {
 	if !path.IsAbs(pattern) {
 		full = path.Join(dir, pattern)
 	}
-	return dumps{path.Dir(full), path.Base(full)}, nil
+	return dumps{dir: path.Dir(full), name: path.Base(full)}, nil
 }
 
 // file is the name of the dump of a process.
@@ -89,6 +90,7 @@ func (in *initProcess) wantDumps() error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &limit); err != nil {
 		return err
 	}
+	place.most = limit.Max
 	in.dumps = &place
 	return nil
 }

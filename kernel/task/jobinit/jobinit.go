@@ -1,9 +1,10 @@
-// Package jobinit is the init of one job on one node: PID 1 of the job's namespaces. See package
-// task for its part.
+// Package jobinit is the init of one job at a time on one node: PID 1 of the job's namespaces. See
+// package task for its part.
 //
 // The init builds the job's root, unpacks its files, starts its ranks, reaps them, keeps their
 // records and whatever the node kernel leaves with it. It obeys one link; when every copy of the
-// link's other end is gone, it ends the job.
+// link's other end is gone, it ends the job. After a job that has left nothing behind it can wait
+// for another one of the same owner.
 //
 // Locks: initProcess.mu guards the tables of ranks and is held while a rank is started, so that the
 // reaper, whose own lock is taken before, finds it there. The others are taken after it, and no
@@ -54,17 +55,20 @@ const (
 	GroupFD = 4 // the control group of the job's ranks, where there is one
 )
 
+// initProcess is the init of one job.
 type initProcess struct {
-	conn    *link.Conn
-	stage   error    // why the stage could not be set, or nil
-	group   *os.File // control group for the ranks, or nil
-	strings []byte   // of the job's Exec, until its specification comes
+	*sandbox
+	strings []byte // of the job's Exec, until its specification comes
 	spec    task.Spec
 	loaded  bool // the files are unpacked, all of them
 	started bool
 	halted  bool // the job's processes were sent SIGSTOP, and no SIGCONT since; written with mu held
+	special bool // the job has had more than ranks with output and input: see reset
 	kept    keep.Store
+	work    sync.WaitGroup // the goroutines of a job that is not special
 	reaper  *reap.Reaper
+	reaping *time.Timer   // starts the reaper
+	over    chan struct{} // closed to end it
 	output  output
 	pmi     *pmiServer    // nil: the ranks do without
 	dumps   *dumps        // of ranks that a fault ends; nil: there are none
@@ -78,9 +82,7 @@ type initProcess struct {
 	debuggers map[id.Rank]*debugger // by the rank that they have
 	servers   map[int]*debugger     // by the pid of gdbserver: those whose gdbserver runs
 
-	device *os.File // of file systems in user space, opened with O_PATH; nil: there is none
-
-	first *link.Message // received by awaitJob; nil when it is handled
+	first *link.Message // received by awaitJob; nil when it is handled, or there was none
 
 	brought   brought
 	held      map[archive.Digest]heldFile // that the node had already
@@ -88,8 +90,8 @@ type initProcess struct {
 	unpacked  chan error
 }
 
-// Main runs the init of a job. It returns when the job is over; the process must end then. Words
-// are task.WithGroup and task.Ahead, as they apply.
+// Main runs the init of a job, and of further ones. It returns when the init is of no use any more;
+// the process must end then. Words are task.WithGroup and task.Ahead, as they apply.
 func Main(words ...string) error {
 	if err := outliveSignals(); err != nil {
 		return err
@@ -102,8 +104,47 @@ func Main(words ...string) error {
 	if err != nil {
 		return err
 	}
+	s := &sandbox{conn: conn, device: fuseDevice()}
+	if slices.Contains(words, task.WithGroup) {
+		s.group = os.NewFile(GroupFD, "group")
+	}
+	s.stage = s.setUp()
+	var first *link.Message
+	if slices.Contains(words, task.Ahead) {
+		if err := errors.Join(s.stage, rehearse()); err != nil {
+			return err
+		}
+		if first, err = s.awaitJob(); err != nil {
+			return unlessOver(err)
+		}
+	}
+	growStack()
+	for {
+		in := newInit(s, first)
+		again, err := in.run()
+		if err != nil || !again || in.reset() != nil {
+			return err
+		}
+		if first, err = s.awaitJob(); err != nil {
+			return unlessOver(err)
+		}
+	}
+}
+
+// unlessOver returns the error of awaitJob, unless it is that no job will come: the node kernel has
+// ended, or does not need this init.
+func unlessOver(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// newInit makes the init of a job. The first message about it may have been received.
+func newInit(s *sandbox, first *link.Message) *initProcess {
 	in := &initProcess{
-		conn:      conn,
+		sandbox:   s,
+		first:     first,
 		output:    output{journal: journal.New()},
 		ranks:     make(map[id.Rank]*rank),
 		pids:      make(map[int]*rank),
@@ -112,25 +153,17 @@ func Main(words ...string) error {
 		held:      make(map[archive.Digest]heldFile),
 
 		reading: make(chan struct{}, 1),
+		over:    make(chan struct{}),
 	}
 	in.output.search = func() task.Unkept { return in.brought.unkept("", in.spec.Dir) }
-	if slices.Contains(words, task.WithGroup) {
-		in.group = os.NewFile(GroupFD, "group")
-	}
-	in.device = fuseDevice()
-	in.stage = setStage()
-	if slices.Contains(words, task.Ahead) {
-		switch err := in.awaitJob(); {
-		case errors.Is(err, io.EOF):
-			return nil // the node kernel has ended, or needs no spare
-		case err != nil:
-			return err
-		}
-	}
-	growStack()
 	in.reaper = reap.New(in.ended)
-	go in.report()
-	err = in.obey()
+	return in
+}
+
+// run runs a job until its end, and reports whether the init should wait for another one.
+func (in *initProcess) run() (again bool, err error) {
+	in.work.Go(in.report)
+	again, err = in.obey()
 	in.killAll()
 	if in.started {
 		left := in.output.left()
@@ -138,8 +171,9 @@ func Main(words ...string) error {
 		// read it.
 		in.conn.SetWriteDeadline(time.Now().Add(tellWait))
 		_ = in.tell(task.Left, left)
+		in.conn.SetWriteDeadline(time.Time{})
 	}
-	return errors.Join(err, forgetKeys(in.spec.UID))
+	return again, errors.Join(err, forgetKeys(in.spec.UID))
 }
 
 // stackRoom is how much of a stack the requests of a launch take, in bytes.
@@ -158,18 +192,18 @@ func growStack() {
 func touch(*[stackRoom]byte) {}
 
 // obey carries out the node kernel's requests until the request to end, or until the node kernel
-// and all keepers of its link have ended.
-func (in *initProcess) obey() error {
+// and all keepers of its link have ended. It reports whether the init should wait for another job.
+func (in *initProcess) obey() (again bool, err error) {
 	for {
 		m, err := in.next()
 		if errors.Is(err, io.EOF) {
-			return nil
+			return false, nil
 		}
 		if err != nil {
-			return err
+			return false, err
 		}
-		if m.Kind == task.Quit {
-			return nil
+		if m.Kind == task.Quit || m.Kind == task.Reset {
+			return m.Kind == task.Reset, nil
 		}
 		if err := in.do(m); err != nil {
 			var start *task.StartError
@@ -224,6 +258,9 @@ func (in *initProcess) do(m link.Message) error {
 		return nil
 	case task.Finish:
 		return in.finish()
+	}
+	in.special = true
+	switch m.Kind {
 	case task.Collect:
 		return in.collect(&m)
 	case task.Stacks:
@@ -254,6 +291,9 @@ func (in *initProcess) create(m link.Message) error {
 	}
 	if in.stage != nil {
 		return in.stage
+	}
+	if in.limit > 0 && in.spec.Pids != in.limit {
+		return failure("limit processes", fmt.Errorf("this job init has had a job with another limit, of %d", in.limit))
 	}
 	if err := makeRoot(in.spec); err != nil {
 		return err
@@ -321,7 +361,11 @@ func (in *initProcess) start() error {
 	if len(in.spec.Shared) > 0 {
 		wait = 0 // the end of the relay must end the ranks before they take their writes for done
 	}
-	time.AfterFunc(wait, in.reaper.Follow)
+	in.work.Add(1)
+	in.reaping = time.AfterFunc(wait, func() {
+		defer in.work.Done()
+		in.reaper.Follow(in.over)
+	})
 	if err := enterStage(in.spec); err != nil {
 		return err
 	}
@@ -436,7 +480,10 @@ func (in *initProcess) tellProcesses() error {
 // report sends the records as they come.
 func (in *initProcess) report() {
 	for {
-		r := in.output.journal.Read()
+		r, ok := in.output.journal.Read()
+		if !ok {
+			return // the job is over
+		}
 		m := link.New(task.Output, r)
 		m.Payload = r.Data
 		if err := in.conn.Send(m); err != nil {
@@ -471,8 +518,11 @@ func (in *initProcess) ended(pid int, status unix.WaitStatus, used *unix.Rusage)
 	}
 	if r := in.pids[pid]; r != nil {
 		delete(in.pids, pid)
+		r.faulted = status.Signaled()
 		r.process.Close()
-		go in.rankEnded(r, task.Status{Time: time.Since(r.started), Usage: usage(used)}, status)
+		in.work.Go(func() {
+			in.rankEnded(r, task.Status{Time: time.Since(r.started), Usage: usage(used)}, status)
+		})
 	}
 }
 

@@ -26,6 +26,7 @@ const graceSteps = 25
 type output struct {
 	journal *journal.Journal
 	search  func() task.Unkept // looks for the files that vanish with the job
+	work    sync.WaitGroup     // the goroutines that copy
 
 	mu      sync.Mutex // held while an end is recorded, so that the last record is the last
 	ranks   int        // ends of ranks that are not recorded yet
@@ -50,8 +51,8 @@ func (o *output) follow(rank id.Rank, stdout, stderr io.ReadCloser) *streams {
 	o.mu.Lock()
 	o.streams += s.open
 	o.mu.Unlock()
-	go o.copy(s, task.Stdout, stdout)
-	go o.copy(s, task.Stderr, stderr)
+	o.work.Go(func() { o.copy(s, task.Stdout, stdout) })
+	o.work.Go(func() { o.copy(s, task.Stderr, stderr) })
 	return s
 }
 
@@ -169,6 +170,6 @@ func (in *initProcess) finish() error {
 	if !in.started || running > 0 {
 		return errors.New("end what ranks have left behind: ranks still run")
 	}
-	go in.killAll() // acknowledgements must not wait for it
+	in.work.Go(in.killAll) // acknowledgements must not wait for it
 	return nil
 }

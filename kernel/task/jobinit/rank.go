@@ -37,6 +37,7 @@ type rank struct {
 	terminal *os.File      // the init's end of its terminal, or nil
 	gone     chan struct{} // closed when it has ended
 	stuck    bool          // it was killed because it has aborted and did not end
+	faulted  bool          // a signal has ended it; written with initProcess.mu held
 	pmi      *os.File      // the init's end of its connection to the process management interface, or nil
 }
 
@@ -49,6 +50,7 @@ func (in *initProcess) spawn() error {
 		if err := unix.Setrlimit(unix.RLIMIT_NPROC, &limit); err != nil {
 			return failure("limit processes", err)
 		}
+		in.limit, in.traits.limits[unix.RLIMIT_NPROC] = in.spec.Pids, limit
 	}
 	if in.spec.Small {
 		if err := hardware.DeclineHugePages(); err != nil {
@@ -186,7 +188,7 @@ func (in *initProcess) spawnRank(r task.Rank) error {
 	in.ranks[r.Rank] = started
 	in.pids[started.pid] = started
 	in.follow(started, pipes)
-	go started.whenEnded(in.reaper.Collect)
+	in.work.Go(func() { started.whenEnded(in.reaper.Collect) })
 	if in.stopsFirst() {
 		started.awaitStop()
 		if in.limitsData() {
@@ -350,8 +352,10 @@ func (in *initProcess) follow(r *rank, p *pipes) {
 	if in.pmi != nil {
 		go in.pmi.serve(r)
 	}
-	go r.input.run(func(offset uint64) {
-		in.tell(task.Input, task.InputBody{Rank: r.Rank.Rank, Offset: offset})
+	in.work.Go(func() {
+		r.input.run(func(offset uint64) {
+			in.tell(task.Input, task.InputBody{Rank: r.Rank.Rank, Offset: offset})
+		})
 	})
 }
 

@@ -99,11 +99,17 @@ func pivot() error {
 	if err := os.Chdir(mountPoint); err != nil {
 		return failure("enter root", err)
 	}
+	return exchangeRoots()
+}
+
+// exchangeRoots makes the working directory, which is a mount, the root, and lets go of all mounts
+// of the old one.
+func exchangeRoots() error {
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return failure("exchange roots", err)
 	}
 	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
-		return failure("let go of the node's root", err)
+		return failure("let go of the old root", err)
 	}
 	return os.Chdir("/")
 }

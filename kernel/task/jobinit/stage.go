@@ -2,6 +2,7 @@ package jobinit
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -22,15 +23,9 @@ var devices = []string{"null", "zero", "full", "random", "urandom", "tty"}
 var hidden = []string{"locks", "key-users"}
 
 // setStage prepares the part of a job's surroundings that all jobs have in common, before the job
-// is known: the loopback device, an empty RAM disk at mountPoint, and /dev and /proc. Until the
-// archive is unpacked, these two are mounted over the node's.
+// is known: an empty RAM disk at mountPoint, and /dev and /proc. Until the archive is unpacked,
+// these two are mounted over the node's.
 func setStage() error {
-	if err := loopbackUp(); err != nil {
-		return err
-	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return failure("make mounts private", err)
-	}
 	if err := setDev(); err != nil {
 		return err
 	}
@@ -144,27 +139,25 @@ func loopbackUp() error {
 // awaitJob waits, as a spare, for the first message about a job. Until then, this process ends with
 // the node kernel, even if it is stopped and does not see the end of the link. After it, the link
 // alone decides: the node kernel leaves that with PID 1.
-func (in *initProcess) awaitJob() error {
-	if in.stage != nil {
-		return in.stage
-	}
-	if err := rehearse(); err != nil {
-		return err
-	}
+func (s *sandbox) awaitJob() (*link.Message, error) {
 	runtime.LockOSThread() // Linux keeps the signal for each thread
 	defer runtime.UnlockOSThread()
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
-		return failure("end with the node kernel", err)
+		return nil, failure("end with the node kernel", err)
 	}
-	if err := in.tell(task.Staged, nil); err != nil {
-		return err
+	if err := s.conn.Send(link.New(task.Staged, nil)); err != nil {
+		return nil, err
 	}
-	m, err := in.conn.Recv()
+	m, err := s.conn.Recv()
 	if err != nil {
-		return err // of the end of the link, too: there was no job
+		return nil, err // of the end of the link, too: there was no job
 	}
-	in.first = &m
-	return wrap("outlive the node kernel", unix.Prctl(unix.PR_SET_PDEATHSIG, 0, 0, 0, 0))
+	if m.Kind == task.Resync {
+		// A new node kernel has found the link of the job before, which the last one had not
+		// dropped.
+		return nil, io.EOF
+	}
+	return &m, wrap("outlive the node kernel", unix.Prctl(unix.PR_SET_PDEATHSIG, 0, 0, 0, 0))
 }
 
 // next receives the next message. Its payload is valid until the one after it.

@@ -24,6 +24,7 @@ type Journal struct {
 	next    int           // index in records of the first one not yet read
 	seq     uint64        // number of the newest record
 	acked   uint64        // number of the newest acknowledged record
+	closed  bool
 }
 
 // New makes an empty journal.
@@ -66,14 +67,25 @@ func (j *Journal) add(r task.Record) {
 	j.changed.Broadcast()
 }
 
-// Read waits for the next record.
-func (j *Journal) Read() task.Record {
+// Read waits for the next record. It returns none once the journal is closed.
+func (j *Journal) Read() (r task.Record, ok bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for j.next == len(j.records) {
+	for j.next == len(j.records) && !j.closed {
 		j.changed.Wait()
 	}
-	return j.take()
+	if j.closed {
+		return task.Record{}, false
+	}
+	return j.take(), true
+}
+
+// Close ends the reader: the records are of no use any more.
+func (j *Journal) Close() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.closed = true
+	j.changed.Broadcast()
 }
 
 // TryRead is Read for a reader that does not wait. It reports whether there was a record.

@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"sync"
@@ -27,6 +28,7 @@ import (
 var (
 	ErrFull   = errors.New("too many messages wait to be taken")
 	ErrBroken = errors.New("no message was taken for too long")
+	ErrOver   = errors.New("the last message has been sent")
 )
 
 // Limits bound what an outbox holds, and how long it waits.
@@ -55,7 +57,9 @@ type Outbox struct {
 	bytes   int   // of the queue's entries from Put
 	looks   int   // that found nothing taken, since the last message
 	err     error // why nothing more is sent
+	over    bool  // Last was called
 	pumping bool
+	idle    sync.Cond // pumping has become false
 }
 
 // entry is a message that waits.
@@ -70,7 +74,9 @@ type entry struct {
 // New makes the outbox of conn. broken is called once, if the other end is given up, from a
 // goroutine of its own.
 func New(conn *link.Conn, l Limits, broken func(error)) *Outbox {
-	return &Outbox{conn: conn, limits: l, broken: broken}
+	o := &Outbox{conn: conn, limits: l, broken: broken}
+	o.idle.L = &o.mu
+	return o
 }
 
 // Put sends m, or queues it. It never waits, and returns ErrFull if there is no room. The files
@@ -85,7 +91,7 @@ func (o *Outbox) Offer(m link.Message) error { return o.put(m, o.limits.Bytes/4)
 func (o *Outbox) PutNewest(m link.Message) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if n := len(o.queue); n > 1 { // the pump has the first one
+	if n := len(o.queue); n > 1 && !o.over { // the pump has the first one
 		if last := o.queue[n-1]; last.sent == nil && last.Kind == m.Kind {
 			o.bytes += size(m) - last.bytes
 			last.Message, last.bytes = m, size(m)
@@ -100,6 +106,25 @@ func (o *Outbox) put(m link.Message, room int) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.place(m, room)
+}
+
+// Last is Put of the last message, however much waits: later ones are refused with ErrOver.
+func (o *Outbox) Last(m link.Message) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	err := o.place(m, math.MaxInt)
+	o.over = true
+	return err
+}
+
+// Leave waits until the queue is sent, and leaves the link to its owner: the other end has answered
+// the last message.
+func (o *Outbox) Leave() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for o.pumping {
+		o.idle.Wait()
+	}
 }
 
 // place is put. The caller holds o.mu.
@@ -145,6 +170,9 @@ func (o *Outbox) Send(ctx context.Context, m link.Message) error {
 func (o *Outbox) direct(m link.Message) (sent bool, err error) {
 	if o.err != nil {
 		return false, o.err
+	}
+	if o.over {
+		return false, ErrOver
 	}
 	if len(o.queue) > 0 {
 		return false, nil
@@ -204,6 +232,7 @@ func (o *Outbox) next() *entry {
 	if len(o.queue) == 0 {
 		o.queue, o.pumping = nil, false
 		_ = o.conn.SetWriteDeadline(time.Time{})
+		o.idle.Broadcast()
 		return nil
 	}
 	_ = o.conn.SetWriteDeadline(time.Now().Add(o.limits.Pause))

@@ -1,23 +1,24 @@
 package spare
 
 import (
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
 	"margay/internal/check"
 )
 
-// world is a node as a plain model, with its invariants: processes that start, die and are given to
-// jobs.
+// world is a node as a plain model, with its invariants: processes that start, die, are given to
+// jobs and come back from them.
 type world struct {
 	t   *testing.T
 	r   *rand.Rand
 	m   *Machine
 	now time.Time
 
-	alive    map[Serial]bool // spares that no launch has got: true when ready
-	ready    time.Time       // when the last spare became ready
+	alive    map[Serial]*one // spares that no launch has got
 	given    map[Serial]bool
 	started  Serial
 	launches int // under way
@@ -30,30 +31,41 @@ type world struct {
 	wake     time.Time
 }
 
-var limits = Limits{Start: 30 * time.Second, Settle: 50 * time.Millisecond, FirstPause: 100 * time.Millisecond, LastPause: time.Minute}
+// one is a spare of the world.
+type one struct {
+	ready bool
+	since time.Time // when it became ready
+	owner string
+}
+
+var limits = Limits{
+	Start: 30 * time.Second, Settle: 50 * time.Millisecond, FirstPause: 100 * time.Millisecond, LastPause: time.Minute,
+	Idle: 5 * time.Second, Most: 4,
+}
 
 // step asks the machine what to do, does it, and checks that it may be done.
 func (w *world) step() {
 	for range 3 {
 		a := w.m.Step(w.now)
 		w.wake = a.Wake
-		if a.Kill != 0 {
-			if _, ok := w.alive[a.Kill]; !ok {
-				w.t.Errorf("kills spare %d, which is not there", a.Kill)
-			}
-			delete(w.alive, a.Kill)
-			w.failed()
+		for _, s := range a.Kill {
+			w.kill(s)
 		}
 		if a.Start == 0 {
 			break
 		}
 		w.start(a.Start)
 	}
-	if a := w.m.Step(w.now); a.Start != 0 || a.Kill != 0 {
+	if a := w.m.Step(w.now); a.Start != 0 || a.Kill != nil {
 		w.t.Errorf("does %+v when nothing has happened", a)
 	}
-	if len(w.alive) > 1 {
+	if len(w.alive) > limits.Most+1 {
 		w.t.Errorf("%d spares at a time", len(w.alive))
+	}
+	for s, x := range w.alive {
+		if len(w.waiting()) > 1 && x.ready && w.now.Sub(x.since) >= limits.Idle {
+			w.t.Errorf("spare %d still waits beside others", s)
+		}
 	}
 	if !w.wake.IsZero() && !w.wake.After(w.now) {
 		w.t.Errorf("wakes at %v, which is now or before", w.wake)
@@ -62,6 +74,60 @@ func (w *world) step() {
 		w.t.Errorf("waits for %v after %d failures", w.wake.Sub(w.now), w.unused)
 	}
 }
+
+// kill ends a spare that the machine gives up.
+func (w *world) kill(s Serial) {
+	x := w.alive[s]
+	switch {
+	case x == nil:
+		w.t.Fatalf("kills spare %d, which is not there", s)
+	case !x.ready:
+		if !w.closed && w.now.Sub(x.since) < limits.Start {
+			w.t.Errorf("kills spare %d, which is being started", s)
+		}
+		w.failed()
+	case w.closed:
+	case len(w.waiting()) < 2 || w.now.Sub(x.since) < limits.Idle:
+		w.t.Errorf("kills spare %d, which is not too many", s)
+	}
+	for other, y := range w.alive {
+		if x.ready && y.ready && other < s && y.since.Before(x.since) {
+			w.t.Errorf("kills spare %d before %d, which is older", s, other)
+		}
+	}
+	delete(w.alive, s)
+}
+
+// waiting returns the spares that are ready.
+func (w *world) waiting() (ready []Serial) {
+	for s, x := range w.alive {
+		if x.ready {
+			ready = append(ready, s)
+		}
+	}
+	return ready
+}
+
+// comesBack offers the init of a job.
+func (w *world) comesBack() {
+	owner := owners[w.r.IntN(len(owners))]
+	ready := len(w.waiting())
+	s := w.m.Return(w.now, owner)
+	if wanted := !w.closed && ready < limits.Most; (s != 0) != wanted {
+		w.t.Errorf("an init that comes back to %d spares becomes spare %d", ready, s)
+	}
+	if s == 0 {
+		return
+	}
+	if s != w.started+1 {
+		w.t.Errorf("spare %d follows %d", s, w.started)
+	}
+	w.started = s
+	w.alive[s] = &one{ready: true, since: w.now, owner: owner}
+}
+
+// owners have jobs.
+var owners = []string{"a", "b"}
 
 func (w *world) start(s Serial) {
 	switch {
@@ -79,9 +145,9 @@ func (w *world) start(s Serial) {
 		w.t.Errorf("starts a spare %v after the failure of %d", w.now.Sub(w.unusedAt), w.unused)
 	}
 	w.started = s
-	w.alive[s] = false
+	w.alive[s] = &one{since: w.now}
 	if w.r.IntN(10) == 0 {
-		w.die()
+		w.die(s)
 		w.m.Died(w.now, s)
 	}
 }
@@ -100,37 +166,36 @@ func (w *world) failed() {
 	w.unusedAt = w.now
 }
 
-// one returns the spare that is there, 0 for none.
-func (w *world) one() Serial {
-	for s := range w.alive {
-		return s
+// any returns a spare that is there, 0 for none.
+func (w *world) any() Serial {
+	if len(w.alive) == 0 {
+		return 0
 	}
-	return 0
+	all := slices.Sorted(maps.Keys(w.alive))
+	return all[w.r.IntN(len(all))]
 }
 
-// die ends the spare that is there. If it has waited for long, failures before it no longer count.
-func (w *world) die() {
-	s := w.one()
-	if w.alive[s] && w.now.Sub(w.ready) > limits.LastPause {
+// die ends a spare. If it has waited for long, failures before it no longer count.
+func (w *world) die(s Serial) {
+	if x := w.alive[s]; x.ready && w.now.Sub(x.since) > limits.LastPause {
 		w.unused = 0
 	}
 	delete(w.alive, s)
 	w.failed()
 }
 
-// becomesReady makes the spare that is there ready.
+// becomesReady makes a spare ready.
 func (w *world) becomesReady(s Serial) {
-	if !w.alive[s] {
-		w.ready = w.now
+	if x := w.alive[s]; !x.ready {
+		x.ready, x.since = true, w.now
 	}
-	w.alive[s] = true
 	w.m.Ready(w.now, s)
 }
 
 // event has something happen.
 func (w *world) event() {
-	s := w.one()
-	switch w.r.IntN(8) {
+	s := w.any()
+	switch w.r.IntN(9) {
 	case 0:
 		w.launch()
 	case 1: // a launch ends well
@@ -148,6 +213,9 @@ func (w *world) event() {
 	case 3:
 		if w.running > 0 {
 			w.running--
+			if w.r.IntN(2) == 0 {
+				w.comesBack()
+			}
 			r := w.rest()
 			w.m.Ended(w.now, false, r)
 			w.quiet = w.now.Add(r.Ended)
@@ -156,18 +224,18 @@ func (w *world) event() {
 		if s != 0 {
 			w.becomesReady(s)
 		}
-		if late := Serial(w.r.Uint64N(uint64(w.started) + 1)); late != s {
+		if late := Serial(w.r.Uint64N(uint64(w.started) + 1)); w.alive[late] == nil {
 			w.m.Ready(w.now, late)
 		}
 	case 6:
 		if s != 0 && w.r.IntN(5) == 0 {
-			w.die()
+			w.die(s)
 			w.m.Died(w.now, s)
 		}
-		if w.started > 0 && w.one() != w.started {
+		if w.started > 0 && w.alive[w.started] == nil {
 			w.m.Died(w.now, w.started) // late news
 		}
-	case 7:
+	case 7, 8:
 		w.now = w.now.Add([]time.Duration{time.Millisecond, 20 * time.Millisecond, 300 * time.Millisecond, 10 * time.Second}[w.r.IntN(4)])
 		if !w.wake.IsZero() && w.r.IntN(2) == 0 && w.now.Before(w.wake) {
 			w.now = w.wake
@@ -176,16 +244,19 @@ func (w *world) event() {
 }
 
 func (w *world) launch() {
-	s := w.m.Launch()
+	owner := owners[w.r.IntN(len(owners))]
+	s := w.m.Launch(owner)
 	w.launches++
 	if s == 0 {
-		if one := w.one(); one != 0 && w.alive[one] {
-			w.t.Errorf("a launch does not get spare %d, which is ready", one)
+		for other, x := range w.alive {
+			if x.ready && (x.owner == "" || x.owner == owner) {
+				w.t.Errorf("a launch of %s does not get spare %d of %q, which is ready", owner, other, x.owner)
+			}
 		}
 		return
 	}
-	if !w.alive[s] || w.given[s] {
-		w.t.Errorf("a launch gets spare %d: %v, given %v", s, w.alive, w.given)
+	if x := w.alive[s]; x == nil || !x.ready || w.given[s] || x.owner != "" && x.owner != owner {
+		w.t.Fatalf("a launch of %s gets spare %d: %+v, given %v", owner, s, x, w.given)
 	}
 	delete(w.alive, s)
 	w.given[s] = true
@@ -224,7 +295,7 @@ func (w *world) settle() {
 	}
 	for range 100 {
 		w.step()
-		if s := w.one(); s != 0 {
+		if s := w.any(); s != 0 {
 			w.becomesReady(s)
 			return
 		}
@@ -242,7 +313,7 @@ func TestModel(t *testing.T) {
 	for n := range uint64(300) {
 		w := &world{
 			t: t, r: rand.New(rand.NewPCG(seed, n)), m: New(limits), now: time.Unix(1000, 0),
-			alive: make(map[Serial]bool), given: make(map[Serial]bool),
+			alive: make(map[Serial]*one), given: make(map[Serial]bool),
 		}
 		for range 200 {
 			w.step()
