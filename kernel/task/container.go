@@ -101,12 +101,12 @@ type notes struct {
 
 // New makes the init of a job and its empty root. On an error nothing is left.
 func New(ctx context.Context, host Host, spec Spec, h Handler) (*Container, error) {
-	return newJob(ctx, host, spec, h, func(group string, user int) (*initProcess, error) { return host.spawn(group, user) })
+	spawn := func(group string, user int) (*initProcess, error) { return host.spawn(group, user) }
+	return newJob(ctx, host, spec, h, groupName(spec.Job), spawn)
 }
 
-// newJob is New, with a function that starts the init.
-func newJob(ctx context.Context, host Host, spec Spec, h Handler, spawn func(group string, user int) (*initProcess, error)) (*Container, error) {
-	group := groupName(spec.Job)
+// newJob is New, with the name of a control group, and a function that starts the init.
+func newJob(ctx context.Context, host Host, spec Spec, h Handler, group string, spawn func(group string, user int) (*initProcess, error)) (*Container, error) {
 	if host.Cgroups != nil {
 		if _, err := host.Cgroups.Create(group, spec.limits()); err != nil {
 			return nil, err

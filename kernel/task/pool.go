@@ -27,7 +27,7 @@ import (
 type Pool struct {
 	host    Host
 	answer  time.Duration // within which a spare must answer
-	closing time.Duration // within which Close must end the spare
+	closing time.Duration // within which Close must end the spares
 
 	mu      sync.Mutex
 	machine *spare.Machine
@@ -53,8 +53,11 @@ var errNoAnswer = errors.New("it does not answer")
 // closeWait bounds how long Close waits for killed spares on a node.
 const closeWait = time.Second
 
-// spareGroups begins the names of the control groups of spares.
-const spareGroups = "ahead-"
+// poolGroups begins the names of the control groups of a pool's inits, which may have several jobs.
+const poolGroups = "init-"
+
+// poolGroup returns a new name.
+func poolGroup() string { return fmt.Sprint(poolGroups, time.Now().UnixNano()) }
 
 // NewPool returns a pool that starts no spare before Open.
 func NewPool(host Host) *Pool {
@@ -67,7 +70,7 @@ func NewPool(host Host) *Pool {
 // Open begins to keep a spare. It also removes what the spares of an earlier node kernel have left.
 func (p *Pool) Open() {
 	if p.host.Cgroups != nil {
-		p.host.Cgroups.Sweep(spareGroups)
+		p.host.Cgroups.Sweep(poolGroups)
 	}
 	p.all.Go(p.spawner)
 	p.event(func(time.Time) { p.opened = true })
@@ -148,7 +151,7 @@ func (p *Pool) discard(number spare.Serial) {
 func (p *Pool) New(ctx context.Context, spec Spec, h Handler) (*Container, error) {
 	c, err := p.fromSpare(ctx, spec, h)
 	if c == nil && err == nil {
-		c, err = newJob(ctx, p.host, spec, h, p.spawn)
+		c, err = newJob(ctx, p.host, spec, h, poolGroup(), p.spawn)
 	}
 	if err != nil {
 		p.event(func(now time.Time) { p.machine.Ended(now, true, spec.Rest) })
@@ -322,7 +325,7 @@ func (p *Pool) startAhead(number spare.Serial) {
 
 // ahead starts a job init that waits for its job.
 func (h Host) ahead() (*initProcess, error) {
-	group := fmt.Sprint(spareGroups, time.Now().UnixNano())
+	group := poolGroup()
 	if h.Cgroups != nil {
 		if _, err := h.Cgroups.Create(group, Spec{}.limits()); err != nil {
 			return nil, err

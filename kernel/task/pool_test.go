@@ -100,7 +100,7 @@ func TestPool(t *testing.T) {
 		t.Error("a job has a spare of a closed pool")
 	}
 	if inGuest {
-		if groups, _ := filepath.Glob(cgroups + "/ahead-*"); len(groups) > 0 {
+		if groups, _ := filepath.Glob(cgroups + "/init-*"); len(groups) > 0 {
 			t.Errorf("left: %v", groups)
 		}
 	}

@@ -113,7 +113,7 @@ func (s Spec) limits() cgroup.Limits {
 	return l
 }
 
-// groupName is the name of a job's control group if its init was not started ahead.
+// groupName is the name of a job's control group if its init is from no pool.
 func groupName(job id.Job) string { return "job-" + strconv.FormatUint(uint64(job), 10) }
 
 // removeGroup kills all that is in a control group, and removes it.
