@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"margay/kernel/link"
@@ -56,8 +57,13 @@ const closeWait = time.Second
 // poolGroups begins the names of the control groups of a pool's inits, which may have several jobs.
 const poolGroups = "init-"
 
+// lastGroup makes the names of this process differ, and the time those of several node kernels.
+var lastGroup atomic.Uint64
+
 // poolGroup returns a new name.
-func poolGroup() string { return fmt.Sprint(poolGroups, time.Now().UnixNano()) }
+func poolGroup() string {
+	return fmt.Sprintf("%s%d-%d", poolGroups, time.Now().UnixNano(), lastGroup.Add(1))
+}
 
 // NewPool returns a pool that starts no spare before Open.
 func NewPool(host Host) *Pool {
