@@ -57,7 +57,7 @@ const closeWait = time.Second
 // poolGroups begins the names of the control groups of a pool's inits, which may have several jobs.
 const poolGroups = "init-"
 
-// lastGroup makes the names of this process differ, and the time those of several node kernels.
+// lastGroup makes the names of one process differ, and the time the names of several node kernels.
 var lastGroup atomic.Uint64
 
 // poolGroup returns a new name.
