@@ -181,6 +181,7 @@ func TestBenchLaunch(t *testing.T) {
 			Median              float64            `json:"median_ms"`
 			Speed               map[string]float64 `json:"speed_to"`
 		}
+		Notes    []string
 		Machines []struct {
 			Nodes  int
 			Up     float64 `json:"up_s"`
@@ -220,6 +221,11 @@ func TestBenchLaunch(t *testing.T) {
 		for _, name := range contenders {
 			if !got[work+name] {
 				t.Errorf("%s is not measured: %v", work+name, r)
+			}
+		}
+		for _, name := range []string{"pdsh", "Slurm"} {
+			if !got[work+name] && !slices.ContainsFunc(figures.Notes, func(note string) bool { return strings.HasPrefix(note, name+" is left out") }) {
+				t.Errorf("%s is neither measured nor left out: %v", work+name, r)
 			}
 		}
 	}

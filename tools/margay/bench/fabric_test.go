@@ -28,36 +28,6 @@ func TestStopwatch(t *testing.T) {
 	}
 }
 
-func TestParseStat(t *testing.T) {
-	for _, test := range []struct {
-		text        string
-		pid, parent int
-		ok          bool
-	}{
-		{"12 (exe) S 7 12 12 0", 12, 7, true},
-		{"12 (a) R 1 (b) S 7 12", 12, 7, true},
-		{"12 (exe) S", 0, 0, false},
-		{"12 exe S 7", 0, 0, false},
-		{"", 0, 0, false},
-	} {
-		if pid, parent, ok := parseStat(test.text); pid != test.pid && ok || parent != test.parent && ok || ok != test.ok {
-			t.Errorf("%q: %d, %d, %t", test.text, pid, parent, ok)
-		}
-	}
-	text, err := os.ReadFile("/proc/self/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if pid, parent, ok := parseStat(string(text)); !ok || pid != os.Getpid() || parent != os.Getppid() {
-		t.Errorf("this process is %d, of %d", pid, parent)
-	}
-}
-
-func FuzzParseStat(f *testing.F) {
-	f.Add("12 (a) R 1 (b) S 7 12")
-	f.Fuzz(func(_ *testing.T, text string) { parseStat(text) })
-}
-
 // The clock of this process's processor time advances.
 func TestProcessorTime(t *testing.T) {
 	self := nodeKernels{os.Getpid()}

@@ -4,9 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,19 +15,13 @@ type nodeKernels []int
 // findNodeKernels finds the node kernels below the machine's holder. PID 1 of each node is the
 // holder's child, and the node kernel is PID 1's.
 func findNodeKernels(holder int) (kernels nodeKernels, err error) {
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	all, err := allProcesses()
 	if err != nil {
 		return nil, err
 	}
 	parents := make(map[int]int)
-	for _, path := range stats {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			continue // it has ended
-		}
-		if pid, parent, ok := parseStat(string(text)); ok {
-			parents[pid] = parent
-		}
+	for _, p := range all {
+		parents[p.pid] = p.parent
 	}
 	for pid, parent := range parents {
 		command, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -42,19 +33,6 @@ func findNodeKernels(holder int) (kernels nodeKernels, err error) {
 		}
 	}
 	return kernels, nil
-}
-
-// parseStat reads the numbers of a process and of its parent from /proc/PID/stat (proc(5)).
-func parseStat(text string) (pid, parent int, ok bool) {
-	number, _, _ := strings.Cut(text, " ")
-	end := strings.LastIndex(text, ")") // of the name, which may hold anything
-	fields := strings.Fields(text[end+1:])
-	if end < 0 || len(fields) < 2 {
-		return 0, 0, false
-	}
-	pid, err := strconv.Atoi(number)
-	parent, err2 := strconv.Atoi(fields[1])
-	return pid, parent, err == nil && err2 == nil
 }
 
 // cpuClock is the clock of a process's processor time (clock_getcpuclockid(3)).

@@ -18,6 +18,7 @@ import (
 	"margay/cluster/launch"
 	"margay/cluster/machine"
 	"margay/cluster/roster"
+	"margay/internal/printable"
 	"margay/kernel/abi/node"
 	"margay/tools/margay/bench/launches"
 	"margay/tools/margay/bench/page"
@@ -34,7 +35,7 @@ type launchFlags struct {
 	sizes         []int // of programs, in MiB
 	jobs          int   // of one user; 0: they are not measured
 	against       []string
-	rounds        int
+	rounds        []int // one for all, or one for each of nodes
 	pause         time.Duration
 	quick         bool
 	markdown      bool
@@ -46,7 +47,8 @@ type launchFlags struct {
 const (
 	quickPause    = 10 * time.Millisecond // the pause of --quick
 	launchLimit   = time.Minute           // bounds one turn
-	launchWarmUps = 2
+	launchWarmUps = 1
+	launchSilence = 5 * time.Second // without a line of progress, before a turn
 )
 
 // Bounds of --sizes, in MiB, and of --jobs: a turn has a minute.
@@ -62,14 +64,16 @@ func (a commands) benchLaunchCommand() *cobra.Command {
 	var f launchFlags
 	c := a.JSONFlag(&cobra.Command{
 		Use:   "launch",
-		Short: "Measure how long empty jobs take, beside MPICH and pdsh",
+		Short: "Measure how long empty jobs take, beside MPICH, pdsh and Slurm",
 		Long: `Measure how long margay run takes for a program that does nothing, one rank on each of 1, 8 and 64 hosted nodes, beside MPICH's
-hydra and pdsh where they are installed, and beside processes that are only started. This makes machines of its own and ends
-them again. The hosts of the others are pretended: all of their processes are on this host.
+hydra, pdsh and Slurm where they are installed, and beside processes that are only started. This makes machines of its own and ends
+them again. The hosts of the others are pretended: all of their processes are on this host. Slurm has daemons of its own, in
+namespaces, on up to 256 pretended hosts; only root can start them. The host's own Slurm is not used.
 
-In each round every contender has its turn. A time is from the start of the launcher to its end; for Margay with the files on
-the nodes, after earlier jobs, and with the record of the job kept. In the pause after a turn Margay prepares the next job.
-Back to back is a job that begins when another one has ended, without that pause. Compare figures of one measurement only.
+In each round every contender has its turn. A turn begins when all that the measurement has started is at rest: for the time of
+--pause, longer on large machines, no process has begun or ended, and the processor time was small. A time is from the start of the
+launcher to its end; for Margay with the files on the nodes, after earlier jobs, with a job init ready on each node, and with the
+record of the job kept. Back to back is a job that begins when another one has ended. Compare figures of one measurement only.
 
 With --sizes the same is measured with programs that are made that large, for Margay also with a program that the machine has
 never run. With --jobs one user runs so many jobs of one rank, 16 at a time: one margay run --array, or as many processes of
@@ -77,6 +81,7 @@ the other launcher. Each machine is measured as well: how long it takes until al
 processes have taken in the end.`,
 		Example: `  margay bench launch
   margay bench launch --nodes 1,16 --rounds 50 --against 'MPICH hydra'
+  margay bench launch --nodes 8,256 --rounds 20,4 --against Slurm
   margay bench launch --nodes 8 --sizes 8,12 --jobs 200
   margay bench launch --quick --json
   margay bench launch --into docs/launch.md`,
@@ -108,8 +113,8 @@ func (f *launchFlags) add(flags *pflag.FlagSet) {
 	flags.IntSliceVar(&f.sizes, "sizes", nil, "also with programs of so many `MiB`")
 	flags.IntVar(&f.jobs, "jobs", 0, "also run so many jobs of one rank; 0: do not")
 	flags.StringSliceVar(&f.against, "against", peer.LauncherNames(), "what to compare with, if it is installed; none: with nothing")
-	flags.IntVar(&f.rounds, "rounds", 20, "how many rounds")
-	flags.DurationVar(&f.pause, "pause", 500*time.Millisecond, "how long to wait after each turn")
+	flags.IntSliceVar(&f.rounds, "rounds", []int{20}, "how many rounds, or how many on each of --nodes")
+	flags.DurationVar(&f.pause, "pause", 500*time.Millisecond, "for how long all must be at rest before each turn")
 	flags.BoolVar(&f.quick, "quick", false, "one round without a long pause, which only shows that everything works")
 	flags.BoolVar(&f.markdown, "markdown", false, "print Markdown")
 	flags.StringVar(&f.into, "into", "", "write the figures into this page, between its two lines for them")
@@ -119,7 +124,7 @@ func (f *launchFlags) add(flags *pflag.FlagSet) {
 
 // check refuses wrong flags and finds the programs.
 func (f *launchFlags) check(c *cobra.Command) (err error) {
-	if err := command.Positive(c, "rounds", "pause", "into", "program"); err != nil {
+	if err := command.Positive(c, "pause", "into", "program"); err != nil {
 		return err
 	}
 	if slices.Equal(f.against, []string{"none"}) {
@@ -135,6 +140,15 @@ func (f *launchFlags) check(c *cobra.Command) (err error) {
 			return fmt.Errorf("bench launch: --nodes %d: a machine has 1 to %d nodes", n, roster.Most)
 		}
 	}
+	if f.quick {
+		f.rounds, f.pause = []int{quickRounds}, quickPause
+	}
+	if len(f.rounds) == 1 {
+		f.rounds = slices.Repeat(f.rounds, len(f.nodes))
+	}
+	if len(f.rounds) != len(f.nodes) || slices.Min(f.rounds) < 1 {
+		return fmt.Errorf("bench launch: --rounds %s: it is one number from 1, or one for each of the %d in --nodes", numbers(f.rounds), len(f.nodes))
+	}
 	for _, size := range f.sizes {
 		if size < 1 || size > largestProgram {
 			return fmt.Errorf("bench launch: --sizes %d: a program has 1 to %d MiB", size, largestProgram)
@@ -148,9 +162,6 @@ func (f *launchFlags) check(c *cobra.Command) (err error) {
 			return err
 		}
 	}
-	if f.quick {
-		f.rounds, f.pause = quickRounds, quickPause
-	}
 	f.node, f.jobInit, err = command.NodePrograms(f.node)
 	return err
 }
@@ -160,7 +171,7 @@ type launchBench struct {
 	commands
 	launchFlags
 	folder  string // for programs and files of peers
-	peers   []launches.Contender
+	peers   []*peer.Launcher
 	figures *launches.Figures
 }
 
@@ -168,7 +179,7 @@ type launchBench struct {
 // process dies.
 func (a commands) benchLaunch(ctx context.Context, f launchFlags) (figures *launches.Figures, err error) {
 	b := &launchBench{commands: a, launchFlags: f, figures: &launches.Figures{Host: page.ThisHost(a.Version)}}
-	b.figures.Plan = fmt.Sprintf("Rounds: %d, with a pause of %v after each turn.", f.rounds, f.pause)
+	b.figures.Plan = fmt.Sprintf("Rounds: %s, on %s nodes. Before each turn all was at rest for %v or longer.", numbers(f.rounds), numbers(f.nodes), f.pause)
 	if b.folder, err = os.MkdirTemp("", "margay-bench-"); err != nil {
 		return nil, err
 	}
@@ -194,14 +205,23 @@ func (a commands) benchLaunch(ctx context.Context, f launchFlags) (figures *laun
 	return b.figures, nil
 }
 
+// numbers lists numbers.
+func numbers(list []int) string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(list), " ", ", "), "[]")
+}
+
+// note adds a line to the figures and reports it.
+func (b *launchBench) note(format string, args ...any) {
+	b.figures.Notes = append(b.figures.Notes, fmt.Sprintf(format, args...))
+	b.Report(format, args...)
+}
+
 // findPeers finds the launchers that are installed.
 func (b *launchBench) findPeers() {
 	for _, name := range b.against {
 		c, err := peer.FindLauncher(name, b.folder)
 		if err != nil {
-			note := fmt.Sprintf("%s is left out: %v.", name, err)
-			b.figures.Notes = append(b.figures.Notes, note)
-			b.Report("%s", note)
+			b.note("%s is left out: %v.", name, err)
 			continue
 		}
 		b.peers = append(b.peers, c)
@@ -212,20 +232,21 @@ func (b *launchBench) findPeers() {
 type launchPlace struct {
 	name         string
 	nodes, cores int
+	rounds, jobs int
 	works        []launches.Work
 }
 
 // places returns all machines and their work.
 func (b *launchBench) places() (places []launchPlace) {
-	for _, n := range b.nodes {
-		p := launchPlace{fmt.Sprintf("launch-%d", n), n, 1, []launches.Work{{Nodes: n, Program: b.program}}}
+	for i, n := range b.nodes {
+		p := launchPlace{fmt.Sprintf("launch-%d", n), n, 1, b.rounds[i], 0, []launches.Work{{Nodes: n, Program: b.program}}}
 		for _, size := range b.sizes {
 			p.works = append(p.works, launches.Work{Nodes: n, Size: size, Program: b.sized(size)})
 		}
 		places = append(places, p)
 	}
 	if b.jobs > 0 {
-		places = append(places, launchPlace{"launch-jobs", 1, jobsAtOnce, []launches.Work{{Nodes: 1, Program: b.program, Jobs: b.jobs, AtOnce: jobsAtOnce}}})
+		places = append(places, launchPlace{"launch-jobs", 1, jobsAtOnce, b.rounds[0], b.jobs, []launches.Work{{Nodes: 1, Program: b.program, Jobs: b.jobs, AtOnce: jobsAtOnce}}})
 	}
 	return places
 }
@@ -266,7 +287,7 @@ func padded(path, program string, size int) error {
 	return os.WriteFile(path, append(text, padding...), 0o755)
 }
 
-// measure makes a machine, measures there and ends it.
+// measure makes a machine and the daemons of the peers, measures there and ends them.
 func (b *launchBench) measure(ctx context.Context, p launchPlace) (err error) {
 	m := b.newMachine(p.name)
 	spec := machine.Spec{Substrate: node.Hosted, Program: b.node, JobInit: b.jobInit, Nodes: p.nodes, Cores: p.cores, Fabric: machine.FabricAuto}
@@ -276,9 +297,14 @@ func (b *launchBench) measure(ctx context.Context, p launchPlace) (err error) {
 	}
 	up := time.Since(begun)
 	defer func() { err = errors.Join(err, m.end(context.WithoutCancel(ctx))) }()
-	plan := launches.Plan{WarmUps: launchWarmUps, Rounds: b.rounds, Pause: b.pause, Limit: launchLimit}
+	peers, end, err := b.beginPeers(ctx, p)
+	defer func() { err = errors.Join(err, end()) }()
+	if err != nil {
+		return err
+	}
+	plan := launches.Plan{WarmUps: launchWarmUps, Rounds: p.rounds, Rest: m.rest(p.nodes, b.pause).Wait, Limit: launchLimit, Silence: launchSilence}
 	for _, w := range p.works {
-		results, err := launches.Measure(ctx, w, append(b.ours(m, w), b.peers...), plan, b.Report)
+		results, err := launches.Measure(ctx, w, append(b.ours(m, w), peers...), plan, b.Report)
 		if err != nil {
 			return err
 		}
@@ -288,8 +314,39 @@ func (b *launchBench) measure(ctx context.Context, p launchPlace) (err error) {
 	if err != nil {
 		return err
 	}
-	b.figures.Machines = append(b.figures.Machines, launches.Machine{Nodes: p.nodes, Up: up.Seconds(), Memory: float64(used) / float64(p.nodes) / 1e6})
+	b.figures.Machines = append(b.figures.Machines, launches.Machine{Nodes: p.nodes, Jobs: p.jobs, Up: up.Seconds(), Memory: float64(used) / float64(p.nodes) / 1e6})
 	return nil
+}
+
+// beginPeers starts the daemons of the peers for a place. A peer that cannot start there is left
+// out with a note. The function that it returns ends them, also after an error, which is ctx's end.
+func (b *launchBench) beginPeers(ctx context.Context, p launchPlace) (contenders []launches.Contender, end func() error, err error) {
+	var sessions []*peer.Session
+	end = func() error {
+		var errs []error
+		for _, s := range sessions {
+			errs = append(errs, s.Close())
+		}
+		return errors.Join(errs...)
+	}
+	for _, l := range b.peers {
+		s, err := l.Begin(ctx, peer.Hosts{Count: p.nodes, CPUs: p.cores})
+		if err == nil {
+			sessions = append(sessions, s)
+		}
+		if ctx.Err() != nil {
+			return nil, end, context.Cause(ctx)
+		}
+		if err != nil {
+			b.note("%s is left out on %s: %v.", l.Name(), printable.Count(p.nodes, "node"), err)
+			continue
+		}
+		contenders = append(contenders, s.Contender)
+		if s.Note != "" {
+			b.note("%s", s.Note)
+		}
+	}
+	return contenders, end, nil
 }
 
 // ours are the contenders for some work on a machine.

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -16,22 +14,16 @@ import (
 // memory returns how much memory all processes of the machine take, in bytes. A page that several
 // processes have counts once.
 func (m *benchMachine) memory() (bytes int64, err error) {
-	d, err := m.Dir()
+	holder, err := m.holder()
 	if err != nil {
 		return 0, err
 	}
-	holder, alive := machine.Dir(d).Holder()
-	if !alive {
-		return 0, fmt.Errorf("bench: machine %s has no holder", m.Machine)
-	}
-	children, err := childrenOf()
+	all, err := allProcesses()
 	if err != nil {
 		return 0, err
 	}
-	for list := []int{holder}; len(list) > 0; {
-		pid := list[0]
-		list = append(list[1:], children[pid]...)
-		share, err := field(pid, "smaps_rollup", "Pss:")
+	for _, p := range family(all, holder) {
+		share, err := proportionalShare(p.pid)
 		if err != nil {
 			return 0, err
 		}
@@ -40,30 +32,23 @@ func (m *benchMachine) memory() (bytes int64, err error) {
 	return bytes, nil
 }
 
-// childrenOf returns the child processes of each process.
-func childrenOf() (map[int][]int, error) {
-	folders, err := filepath.Glob("/proc/[0-9]*")
+// holder is the process of the machine above all others.
+func (m *benchMachine) holder() (int, error) {
+	d, err := m.Dir()
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	children := make(map[int][]int)
-	for _, folder := range folders {
-		pid, err := strconv.Atoi(filepath.Base(folder))
-		if err != nil {
-			continue
-		}
-		parent, err := field(pid, "status", "PPid:")
-		if err != nil {
-			return nil, err
-		}
-		children[parent] = append(children[parent], pid)
+	holder, alive := machine.Dir(d).Holder()
+	if !alive {
+		return 0, fmt.Errorf("bench: machine %s has no holder", m.Machine)
 	}
-	return children, nil
+	return holder, nil
 }
 
-// field reads a number behind a name in a file of a process. It is 0 if the process has ended.
-func field(pid int, file, name string) (value int, err error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+// proportionalShare returns the memory of a process in KiB (proc_pid_smaps(5)). It is 0 if the
+// process has ended.
+func proportionalShare(pid int) (value int, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return 0, nil
 	}
@@ -71,7 +56,7 @@ func field(pid int, file, name string) (value int, err error) {
 		return 0, err
 	}
 	for line := range strings.Lines(string(text)) {
-		if rest, found := strings.CutPrefix(line, name); found {
+		if rest, found := strings.CutPrefix(line, "Pss:"); found {
 			_, err := fmt.Sscan(rest, &value)
 			return value, err
 		}

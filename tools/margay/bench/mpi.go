@@ -205,7 +205,7 @@ func (a commands) measureMPI(ctx context.Context, nodes int, f mpiFlags, argv []
 			return took, err
 		}})
 	}
-	plan := launches.Plan{WarmUps: f.warmUps, Rounds: f.rounds, Pause: mpiPause, Limit: f.limit + mpiGrace}
+	plan := launches.Plan{WarmUps: f.warmUps, Rounds: f.rounds, Rest: launches.Pause(mpiPause), Limit: f.limit + mpiGrace, Silence: launchSilence}
 	return launches.Measure(ctx, launches.Work{Nodes: nodes}, contenders, plan, a.Report)
 }
 

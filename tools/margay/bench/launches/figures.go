@@ -13,6 +13,8 @@ import (
 // Machine is what a hosted machine has taken.
 type Machine struct {
 	Nodes int `json:"nodes"`
+	// Jobs is how many jobs a turn has had there; 0: one.
+	Jobs int `json:"jobs,omitempty"`
 	// Up is the time until all nodes were up, in seconds.
 	Up float64 `json:"up_s"`
 	// Memory is what its processes have taken after the measurement, divided by its nodes, in MB.
@@ -68,11 +70,20 @@ func (f *Figures) Text(w io.Writer) error {
 func (f *Figures) lines() []string {
 	lines := append([]string{f.Host.Sentence(), f.Plan}, f.Notes...)
 	for _, m := range f.Machines {
-		lines = append(lines, fmt.Sprintf("A machine of %s was up after %.1f s, and took %.1f MB for each in the end.", printable.Count(m.Nodes, "node"), m.Up, m.Memory))
+		size := printable.Count(m.Nodes, "node")
+		if m.Jobs > 0 {
+			size += ", for many jobs,"
+		}
+		lines = append(lines, fmt.Sprintf("A machine of %s was up after %.1f s, and took %.1f MB for each in the end.", size, m.Up, m.Memory))
 	}
 	for _, r := range f.Results {
 		if r.Failed > 0 {
-			lines = append(lines, fmt.Sprintf("%s failed %s on %s (%s).", r.Contender, printable.Count(r.Failed, "time"), printable.Count(r.Nodes, "node"), r.Error))
+			lines = append(lines, fmt.Sprintf("%s failed %s on %v (%s).", r.Contender, printable.Count(r.Failed, "time"), r.work, r.Error))
+		}
+	}
+	for _, r := range f.Results {
+		if r.Restless > 0 {
+			lines = append(lines, fmt.Sprintf("On %v: %s of %s began before all was at rest.", r.work, printable.Count(r.Restless, "turn"), r.Contender))
 		}
 	}
 	return lines

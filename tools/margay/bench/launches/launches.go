@@ -2,7 +2,8 @@
 // figures.
 //
 // In each round every contender has its turn, one after the other, so that other load affects all
-// of them alike. After each turn there is a pause, in which a contender may prepare its next job.
+// of them alike. Each turn waits until what all of them have started is at rest, so that the end of
+// one job, and the preparations for the next one of its contender, disturb no other.
 package launches
 
 import (
@@ -39,8 +40,11 @@ const Ours = "Margay"
 type Plan struct {
 	WarmUps int // turns of each contender before the first round
 	Rounds  int
-	Pause   time.Duration // after each turn
+	// Rest waits before each turn, and reports whether all is at rest then. Its error ends the
+	// measurement.
+	Rest    func(ctx context.Context) (bool, error)
 	Limit   time.Duration // bounds one turn
+	Silence time.Duration // a turn is reported when there was no progress for longer
 }
 
 // Result is what a contender has taken for its work. Times are in milliseconds.
@@ -54,32 +58,40 @@ type Result struct {
 	Worst     float64 `json:"worst_ms"`
 	Rate      float64 `json:"jobs_per_second,omitempty"` // of many jobs, by the median
 	Failed    int     `json:"failed,omitempty"`
-	Error     string  `json:"error,omitempty"` // of the last turn that has failed
+	Error     string  `json:"error,omitempty"`    // of the last turn that has failed
+	Restless  int     `json:"restless,omitempty"` // turns that have begun before all was at rest
 
 	// Speed is how many times as fast Margay is as each peer, by medians. Only Ours has it.
 	Speed map[string]float64 `json:"speed_to,omitempty"`
 
 	times []time.Duration
+	work  Work
 	each  int // jobs of a turn
 	peer  bool
 }
 
 // Measure lets contenders do work. An error of a contender is in its result; the error that Measure
-// returns is the end of ctx. Progress is called before each round.
+// returns is the end of ctx, or of the plan's Rest. Progress is called before each round, and
+// before turns of long rounds.
 func Measure(ctx context.Context, w Work, contenders []Contender, plan Plan, progress func(format string, args ...any)) ([]*Result, error) {
 	var results []*Result
 	for _, c := range contenders {
-		results = append(results, &Result{Nodes: w.Nodes, Size: w.Size, Contender: c.Name, each: max(1, w.Jobs), peer: c.Peer})
+		results = append(results, &Result{Nodes: w.Nodes, Size: w.Size, Contender: c.Name, work: w, each: max(1, w.Jobs), peer: c.Peer})
 	}
 	for round := -plan.WarmUps; round < plan.Rounds; round++ {
-		progress("%v: round %d of %d", w, max(0, round+1), plan.Rounds)
+		name := fmt.Sprintf("%v: round %d of %d", w, round+1, plan.Rounds)
+		if round < 0 {
+			name = fmt.Sprintf("%v: warm-up", w)
+		}
+		progress("%s", name)
+		said := time.Now()
 		for i, c := range contenders {
-			took, err := turn(ctx, c, w, plan)
-			if ctx.Err() != nil {
-				return nil, context.Cause(ctx)
+			if time.Since(said) > plan.Silence {
+				progress("%s: %s", name, c.Name)
+				said = time.Now()
 			}
-			if round >= 0 {
-				results[i].add(took, err)
+			if err := turn(ctx, c, w, plan, round >= 0, results[i]); err != nil {
+				return nil, err
 			}
 		}
 	}
@@ -102,16 +114,27 @@ func (w Work) String() string {
 	return s
 }
 
-// turn lets a contender do the work once, and waits for the pause after it.
-func turn(ctx context.Context, c Contender, w Work, plan Plan) (time.Duration, error) {
+// turn lets a contender do the work once. The result gets the outcome if it counts. The error is
+// Measure's.
+func turn(ctx context.Context, c Contender, w Work, plan Plan, counts bool, r *Result) error {
+	atRest, err := plan.Rest(ctx)
+	if err != nil {
+		return err
+	}
 	limited, cancel := context.WithTimeout(ctx, plan.Limit)
 	defer cancel()
 	took, err := c.Run(limited, w)
-	select {
-	case <-time.After(plan.Pause):
-	case <-ctx.Done():
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
-	return took, err
+	if !counts {
+		return nil
+	}
+	r.add(took, err)
+	if !atRest {
+		r.Restless++
+	}
+	return nil
 }
 
 // add takes the outcome of a turn.

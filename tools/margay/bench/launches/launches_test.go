@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -37,7 +38,7 @@ func TestFigures(t *testing.T) {
 	rounds := 0
 	results, err := Measure(context.Background(), Work{Nodes: 8}, []Contender{
 		inTurns(Ours, false, 5*ms, 2*ms, 9*ms), inTurns("hydra", true, 10*ms, 0, 14*ms), inTurns("gone", true, 0, 0, 0), inTurns("fork", false, ms, ms, ms),
-	}, Plan{WarmUps: warmUps, Rounds: 3, Limit: time.Minute}, func(string, ...any) { rounds++ })
+	}, Plan{WarmUps: warmUps, Rounds: 3, Rest: rests, Limit: time.Minute, Silence: time.Hour}, func(string, ...any) { rounds++ })
 	if err != nil || rounds != 3+warmUps {
 		t.Fatalf("%d rounds, %v", rounds, err)
 	}
@@ -74,9 +75,9 @@ func TestFigures(t *testing.T) {
 // Work of each kind has a table of its own, and many jobs have a rate.
 func TestKindsOfWork(t *testing.T) {
 	const ms = time.Millisecond
-	f := &Figures{Machines: []Machine{{2, 1.25, 5.61}, {8, 4, 5}}}
+	f := &Figures{Machines: []Machine{{Nodes: 2, Up: 1.25, Memory: 5.61}, {Nodes: 1, Jobs: 50, Up: 4, Memory: 5}}}
 	for _, w := range []Work{{Nodes: 2}, {Nodes: 2, Size: 8}, {Nodes: 8, Size: 8}, {Nodes: 1, Jobs: 50, AtOnce: 4}} {
-		results, err := Measure(context.Background(), w, []Contender{inTurns(Ours, false, 500*ms), inTurns("hydra", true, 250*ms)}, Plan{WarmUps: warmUps, Rounds: 1, Limit: time.Minute}, t.Logf)
+		results, err := Measure(context.Background(), w, []Contender{inTurns(Ours, false, 500*ms), inTurns("hydra", true, 250*ms)}, Plan{WarmUps: warmUps, Rounds: 1, Rest: rests, Limit: time.Minute}, t.Logf)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,7 +92,7 @@ func TestKindsOfWork(t *testing.T) {
 		"\n\nExecutables, median (best), ms:\n\n| nodes | MiB | Margay | hydra | speed to hydra |\n|---:|---:|---:|---:|---:|\n" +
 			"| 2 | 8 | 500.0 (500.0) | 250.0 (250.0) | 0.50 |\n| 8 | 8 | 500.0 (500.0) | 250.0 (250.0) | 0.50 |\n\n",
 		"\n\nMany jobs, jobs a second:\n\n| nodes | Margay | hydra | speed to hydra |\n|---:|---:|---:|---:|\n| 1 | 100.0 | 200.0 | 0.50 |\n\n",
-		"\n* A machine of 2 nodes was up after 1.2 s, and took 5.6 MB for each in the end.\n* A machine of 8 nodes was up after 4.0 s",
+		"\n* A machine of 2 nodes was up after 1.2 s, and took 5.6 MB for each in the end.\n* A machine of 1 node, for many jobs, was up after 4.0 s",
 	} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("%q is missing in\n%s", want, &text)
@@ -108,12 +109,62 @@ type rowsOf [][]any
 
 func (r *rowsOf) Row(cells ...any) { *r = append(*r, cells) }
 
-// The end of the context ends the measurement with its cause, also in a pause.
+// Notes say which table they are about: a failure, and a turn without rest, in two of them.
+func TestNotes(t *testing.T) {
+	f := new(Figures)
+	restless := func(context.Context) (bool, error) { return false, nil }
+	for _, w := range []Work{{Nodes: 8}, {Nodes: 8, Size: 12}, {Nodes: 1, Jobs: 50}} {
+		fails := Contender{Name: "hydra", Run: func(context.Context, Work) (time.Duration, error) { return 0, errors.New("no luck") }}
+		results, err := Measure(context.Background(), w, []Contender{fails}, Plan{WarmUps: 1, Rounds: 2, Rest: restless, Limit: time.Minute}, t.Logf)
+		if err != nil || results[0].Restless != 2 {
+			t.Fatalf("%+v, %v", results, err)
+		}
+		f.Results = append(f.Results, results...)
+	}
+	var text bytes.Buffer
+	if err := f.Markdown(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"\n* hydra failed 2 times on 8 nodes (no luck).\n* hydra failed 2 times on 8 nodes, 12 MiB (no luck).\n* hydra failed 2 times on 1 node, 50 jobs (no luck).\n",
+		"\n* On 8 nodes, 12 MiB: 2 turns of hydra began before all was at rest.\n",
+	} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("%q is missing in\n%s", want, &text)
+		}
+	}
+}
+
+// Each turn of a long round has a line of progress.
+func TestProgress(t *testing.T) {
+	var lines []string
+	contenders := []Contender{inTurns(Ours, false, time.Second), inTurns("hydra", true, time.Second)}
+	plan := Plan{Rounds: 1, WarmUps: warmUps, Rest: Pause(time.Nanosecond), Limit: time.Minute}
+	if _, err := Measure(context.Background(), Work{Nodes: 1}, contenders, plan, func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := strings.Join(lines[len(lines)-3:], "\n"), "1 node: round 1 of 1\n1 node: round 1 of 1: Margay\n1 node: round 1 of 1: hydra"; got != want {
+		t.Errorf("%q", got)
+	}
+}
+
+// rests is a Plan.Rest of contenders that are always at rest.
+func rests(context.Context) (bool, error) { return true, nil }
+
+// The end of the context ends the measurement with its cause, also in a pause, and so does an error
+// of looking at processes.
 func TestMeasureEnds(t *testing.T) {
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(context.Background())
 	end := Contender{Name: "one", Run: func(context.Context, Work) (time.Duration, error) { cancel(cause); return 1, nil }}
-	if _, err := Measure(ctx, Work{Nodes: 1}, []Contender{end}, Plan{Rounds: 2, Pause: time.Hour, Limit: time.Minute}, func(string, ...any) {}); !errors.Is(err, cause) {
+	if _, err := Measure(ctx, Work{Nodes: 1}, []Contender{end}, Plan{Rounds: 2, Rest: rests, Limit: time.Minute}, t.Logf); !errors.Is(err, cause) {
+		t.Error(err)
+	}
+	if _, err := Measure(ctx, Work{Nodes: 1}, []Contender{end}, Plan{Rounds: 2, Rest: Pause(time.Hour), Limit: time.Minute}, t.Logf); !errors.Is(err, cause) {
+		t.Error(err)
+	}
+	blind := Rest{Window: time.Hour, Patience: time.Hour, Look: func() (Processes, error) { return Processes{}, cause }}
+	if _, err := Measure(context.Background(), Work{Nodes: 1}, []Contender{end}, Plan{Rounds: 2, Rest: blind.Wait, Limit: time.Minute}, t.Logf); !errors.Is(err, cause) {
 		t.Error(err)
 	}
 }
@@ -124,7 +175,7 @@ func TestLimit(t *testing.T) {
 		<-ctx.Done()
 		return 0, ctx.Err()
 	}}
-	results, err := Measure(context.Background(), Work{Nodes: 1}, []Contender{hangs}, Plan{Rounds: 2, Limit: time.Millisecond}, func(string, ...any) {})
+	results, err := Measure(context.Background(), Work{Nodes: 1}, []Contender{hangs}, Plan{Rounds: 2, Rest: rests, Limit: time.Millisecond}, t.Logf)
 	if err != nil || results[0].Failed != 2 || results[0].Jobs != 0 {
 		t.Errorf("%+v, %v", results, err)
 	}

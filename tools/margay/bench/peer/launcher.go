@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -13,19 +14,49 @@ import (
 	"margay/tools/margay/bench/launches"
 )
 
-// launcher is a program that runs a process on each of some hosts, which are all this one.
-type launcher struct {
-	name, program, packages string
-	argv                    func(dir string, nodes int) []string // without the program that it runs
+// Launcher is an installed program that runs a process on each of some hosts. The hosts are
+// pretended: all processes are on this one.
+type Launcher struct {
+	kind *launcher
+	dir  string // for its files
 }
 
-var launchers = []launcher{
-	{"MPICH hydra", "mpiexec.mpich", "mpich", func(dir string, nodes int) []string {
-		return []string{"mpiexec.mpich", "-launcher", "ssh", "-launcher-exec", filepath.Join(dir, "remote"), "-hosts", hosts(nodes), "-ppn", "1", "-n", fmt.Sprint(nodes)}
-	}},
-	{"pdsh", "pdsh", "pdsh", func(_ string, nodes int) []string {
-		return []string{"pdsh", "-R", "exec", "-f", fmt.Sprint(nodes), "-w", hosts(nodes)}
-	}},
+// Hosts are pretended hosts.
+type Hosts struct {
+	Count int
+	CPUs  int // of each: so many processes may run there at the same time
+}
+
+// Session is a launcher on some hosts, with the daemons that it needs there.
+type Session struct {
+	launches.Contender
+	Note string // what people must know about it; may be empty
+	end  func() error
+}
+
+// Close ends the daemons.
+func (s *Session) Close() error { return s.end() }
+
+// launcher is what differs between launchers.
+type launcher struct {
+	name, packages string
+	programs       []string
+	// begin prepares hosts, and returns the job that runs one process of a program on each.
+	begin func(ctx context.Context, dir string, h Hosts) (*site, error)
+}
+
+// site is what a launcher has prepared for some hosts.
+type site struct {
+	job  func(ctx context.Context, program string) error
+	note string
+	end  func() error // nil: nothing is to do
+}
+
+var launchers = []*launcher{
+	{"MPICH hydra", "mpich", []string{"mpiexec.mpich"}, beginHydra},
+	{"pdsh", "pdsh", []string{"pdsh"}, beginPdsh},
+	{"Slurm", "slurmctld, slurmd, slurm-client and munge", []string{"slurmctld", "slurmd", "srun", "sinfo", "munged"}, beginSlurm},
+	{forkName, "", nil, beginFork},
 }
 
 // forkName is the contender that uses no launcher.
@@ -37,7 +68,38 @@ func LauncherNames() []string {
 	for _, l := range launchers {
 		names = append(names, l.name)
 	}
-	return append(names, forkName)
+	return names
+}
+
+// FindLauncher returns a launcher. Files that it needs will be in dir.
+func FindLauncher(name, dir string) (*Launcher, error) {
+	i := slices.IndexFunc(launchers, func(l *launcher) bool { return l.name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("there is no launcher %q", name)
+	}
+	if err := needs(launchers[i].packages, launchers[i].programs...); err != nil {
+		return nil, err
+	}
+	return &Launcher{launchers[i], dir}, nil
+}
+
+// Name is the contender's name.
+func (l *Launcher) Name() string { return l.kind.name }
+
+// Begin prepares hosts, and starts the daemons of the launcher there. They end with Close of the
+// session, and with this process, however it ends. ctx bounds only the start.
+func (l *Launcher) Begin(ctx context.Context, h Hosts) (*Session, error) {
+	p, err := l.kind.begin(ctx, l.dir, h)
+	if err != nil {
+		return nil, err
+	}
+	if p.end == nil {
+		p.end = func() error { return nil }
+	}
+	run := func(ctx context.Context, w launches.Work) (time.Duration, error) {
+		return many(w, func() error { return p.job(ctx, w.Program) })
+	}
+	return &Session{launches.Contender{Name: l.kind.name, Peer: l.kind.name != forkName, Run: run}, p.note, p.end}, nil
 }
 
 // remoteScript takes the place of ssh: it runs the command on this host.
@@ -49,40 +111,40 @@ shift
 exec sh -c "$*"
 `
 
-// FindLauncher returns a launcher. Files that it needs are in dir.
-func FindLauncher(name, dir string) (c launches.Contender, err error) {
-	if name == forkName {
-		return launches.Contender{Name: name, Run: func(ctx context.Context, w launches.Work) (time.Duration, error) {
-			return many(w, func() error { return fork(ctx, w.Nodes, w.Program) })
-		}}, nil
+// beginHydra implements launcher.begin. Hydra refuses long lists of hosts in its arguments.
+func beginHydra(_ context.Context, dir string, h Hosts) (*site, error) {
+	remote, file := filepath.Join(dir, "remote"), filepath.Join(dir, fmt.Sprintf("hosts-%d", h.Count))
+	if err := os.WriteFile(remote, []byte(remoteScript), 0o755); err != nil {
+		return nil, err
 	}
-	for _, l := range launchers {
-		if l.name != name {
-			continue
-		}
-		if err := needs(l.packages, l.program); err != nil {
-			return c, err
-		}
-		if err := os.WriteFile(filepath.Join(dir, "remote"), []byte(remoteScript), 0o755); err != nil {
-			return c, err
-		}
-		return launches.Contender{Name: name, Peer: true, Run: func(ctx context.Context, w launches.Work) (time.Duration, error) {
-			return many(w, func() error {
-				_, err := run(command(ctx, append(l.argv(dir, w.Nodes), w.Program)...))
-				return err
-			})
-		}}, nil
+	if err := os.WriteFile(file, []byte(strings.Join(hosts(h.Count), "\n")+"\n"), 0o644); err != nil {
+		return nil, err
 	}
-	return c, fmt.Errorf("there is no launcher %q", name)
+	return &site{job: func(ctx context.Context, program string) error {
+		_, err := run(command(ctx, "mpiexec.mpich", "-launcher", "ssh", "-launcher-exec", remote, "-f", file, "-ppn", "1", "-n", fmt.Sprint(h.Count), program))
+		return err
+	}}, nil
 }
 
-// hosts names hosts, with commas between.
-func hosts(n int) string {
-	var names []string
+// beginPdsh implements launcher.begin.
+func beginPdsh(_ context.Context, _ string, h Hosts) (*site, error) {
+	return &site{job: func(ctx context.Context, program string) error {
+		_, err := run(command(ctx, "pdsh", "-R", "exec", "-f", fmt.Sprint(h.Count), "-w", strings.Join(hosts(h.Count), ","), program))
+		return err
+	}}, nil
+}
+
+// beginFork implements launcher.begin.
+func beginFork(_ context.Context, _ string, h Hosts) (*site, error) {
+	return &site{job: func(ctx context.Context, program string) error { return fork(ctx, h.Count, program) }}, nil
+}
+
+// hosts are the names of hosts.
+func hosts(n int) (names []string) {
 	for i := range n {
 		names = append(names, fmt.Sprintf("n%d", i))
 	}
-	return strings.Join(names, ",")
+	return names
 }
 
 // many runs one job as often as the work has it, and returns how long that has taken.

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"margay/tools/margay/bench/fabric"
-	"margay/tools/margay/bench/launches"
 )
 
 // limit bounds each test.
@@ -121,37 +120,5 @@ func TestFailed(t *testing.T) {
 	}
 	if _, err := run(command(context.Background(), filepath.Join(t.TempDir(), "missing"))); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
-	}
-}
-
-// A launcher that is installed runs its processes, and reports those that fail; the error names the
-// package of one that is not.
-func TestLaunchers(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	for _, name := range LauncherNames() {
-		c, err := FindLauncher(name, t.TempDir())
-		if err != nil {
-			if !strings.Contains(err.Error(), "Debian packages") {
-				t.Errorf("%s: %v", name, err)
-			}
-			continue
-		}
-		for _, w := range []launches.Work{{Nodes: 3, Program: "/bin/true"}, {Nodes: 1, Program: "/bin/true", Jobs: 3, AtOnce: 2}} {
-			if took, err := c.Run(ctx, w); err != nil || took <= 0 {
-				t.Errorf("%s: %v: %v, %v", name, w, took, err)
-			}
-		}
-		if name == "pdsh" {
-			continue // it reports no status of its commands
-		}
-		for _, w := range []launches.Work{{Nodes: 3, Program: "/bin/false"}, {Nodes: 1, Program: "/bin/false", Jobs: 3, AtOnce: 2}} {
-			if _, err := c.Run(ctx, w); err == nil {
-				t.Errorf("%s: /bin/false succeeds: %v", name, w)
-			}
-		}
-	}
-	if _, err := FindLauncher("ssh", t.TempDir()); err == nil {
-		t.Error("ssh is known")
 	}
 }
