@@ -85,7 +85,7 @@ bench-fabric: ## measure messages beside MPICH, Open MPI and sockets, all in one
 bench-launch: ## measure launches on up to 1,000 nodes beside MPICH, pdsh and Slurm, all in one run, and write the figures into docs/launch.md (25 minutes)
 	@tools/deps run launch
 	@$(MAKE) --no-print-directory build
-	@bin/margay bench launch --nodes 1,8,64,256,1000 --rounds 8,8,8,3,3 --sizes 12 --jobs 200 --into docs/launch.md
+	@bin/margay bench launch --nodes 1,8,64,256,1000 --rounds 8,8,8,3,3 --sizes 12 --jobs 100 --into docs/launch.md
 
 .PHONY: scale
 scale: ## simulate jobs on up to a million nodes, and write the figures into docs/scale.md and docs/scale.svg (20 s of a processor)
