@@ -45,3 +45,22 @@ func (r *Receiver) Receive(flags int) (datagrams iter.Seq[[]byte], from *unix.So
 	r.from = unix.SockaddrInet4{Addr: r.name.Addr, Port: int(port[0])<<8 | int(port[1])}
 	return Split(r.buffer[:n], r.control[:r.header.Controllen]), &r.from, nil
 }
+
+// Peek returns the first trains that wait in the socket, most at most, and leaves them there. Each
+// is valid until the next one. Others may receive from the socket at the same time, and then trains
+// may be missing. Peek never waits.
+func (r *Receiver) Peek(most int) iter.Seq2[*unix.SockaddrInet4, iter.Seq[[]byte]] {
+	return func(yield func(*unix.SockaddrInet4, iter.Seq[[]byte]) bool) {
+		// Linux counts how far it was peeked (socket(7)), and shows the train behind that.
+		if unix.SetsockoptInt(r.socket, unix.SOL_SOCKET, unix.SO_PEEK_OFF, 0) != nil {
+			return
+		}
+		defer unix.SetsockoptInt(r.socket, unix.SOL_SOCKET, unix.SO_PEEK_OFF, -1)
+		for range most {
+			datagrams, from, err := r.Receive(unix.MSG_DONTWAIT | unix.MSG_PEEK)
+			if err != nil || !yield(from, datagrams) {
+				return
+			}
+		}
+	}
+}

@@ -79,3 +79,45 @@ func TestEmpty(t *testing.T) {
 		t.Errorf("an empty socket: %v", err)
 	}
 }
+
+// Trains that were peeked stay in the socket, in order, also behind an empty datagram, for the next
+// look, and for a receiver.
+func TestPeek(t *testing.T) {
+	from, address := socket(t)
+	fd, target := socket(t)
+	s, r := NewSender(from), NewReceiver(fd)
+	s.Send([][]byte{{1, 1}, {2}}, target)
+	s.Send([][]byte{{}}, target)
+	s.Send([][]byte{{3, 3, 3}}, target)
+	peek := func(most int) (all []byte) {
+		t.Helper()
+		for source, datagrams := range NewReceiver(fd).Peek(most) {
+			if source.Port != address.Port {
+				t.Errorf("a train from %v", source)
+			}
+			for b := range datagrams {
+				all = append(all, b[0])
+			}
+		}
+		return all
+	}
+	if all := peek(100); !bytes.Equal(all, []byte{1, 2, 3}) {
+		t.Errorf("the first look finds %v", all)
+	}
+	if all := peek(1); len(all) == 0 || all[0] != 1 || all[len(all)-1] == 3 {
+		t.Errorf("one train has %v", all)
+	}
+	var got []byte
+	for len(got) < 2 {
+		datagrams, _, err := r.Receive(unix.MSG_DONTWAIT)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for b := range datagrams {
+			got = append(got, b[0])
+		}
+	}
+	if all := peek(100); !bytes.Equal(got, []byte{1, 2}) || !bytes.Equal(all, []byte{3}) {
+		t.Errorf("%v are received, and %v are left", got, all)
+	}
+}

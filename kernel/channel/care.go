@@ -65,6 +65,37 @@ func (t *Table) Tend(now time.Duration) (lost []Lost) {
 	return lost
 }
 
+// Peek calls look for each datagram that waits in the socket of a rank that has not ended, and
+// leaves it there. It may be a stranger's. Like Tend, it must be called every TendEach while there
+// are mirrored channels: the rank may compute, and another one has asked for an operation on its
+// window (package onesided). It must not be called by two goroutines at the same time, or beside
+// Close.
+func (t *Table) Peek(look func(b []byte, from netip.AddrPort)) {
+	for _, s := range t.filled() {
+		for from, datagrams := range s.peek.Peek(takenLast) {
+			for b := range datagrams {
+				look(b, netip.AddrPortFrom(netip.AddrFrom4(from.Addr), uint16(from.Port)))
+			}
+		}
+	}
+}
+
+// filled returns the sockets of ranks that have not ended in which there are datagrams.
+func (t *Table) filled() (all []*socket) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for local, s := range t.sockets {
+		if s == nil || t.ended[local] || !s.waits() {
+			continue
+		}
+		if s.peek == nil {
+			s.peek = train.NewReceiver(int(s.file.Fd()))
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
 // tend sends for a rank that may not call its library, if nothing has changed for a while. A rank
 // that writes messages between any two looks, and never polls, gets no help.
 func (f *far) tend(t *Table, buffer []byte, now time.Duration) {

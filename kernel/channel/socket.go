@@ -33,6 +33,7 @@ type socket struct {
 	port  uint16
 	ends  uint32          // how many mirrored channels use it
 	inbox *train.Receiver // after the rank's end
+	peek  *train.Receiver // before that; for Peek alone
 }
 
 func socketItem(local int) string { return fmt.Sprint(keptSocket, local) }
@@ -121,6 +122,12 @@ func AdoptSocket(item *keep.Item) (f *os.File, port uint16, err error) {
 // send sends a datagram. One that Linux does not take is lost, like any other.
 func (s *socket) send(b []byte, to netip.AddrPort) {
 	_ = unix.Sendto(int(s.file.Fd()), b, unix.MSG_DONTWAIT, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
+}
+
+// waits reports whether there are datagrams in the socket.
+func (s *socket) waits() bool {
+	bytes, err := unix.GetsockoptInt(int(s.file.Fd()), unix.SOL_SOCKET, unix.SO_MEMINFO)
+	return err == nil && bytes > 0
 }
 
 // receive takes datagrams for a rank that has ended, and returns where they come from.

@@ -384,6 +384,9 @@ func (j *Job) tend() {
 		for _, lost := range j.channels.Tend(time.Since(begin)) {
 			j.fault("rank %d has sent a message to %w", lost.Source, &id.EndedError{Rank: lost.Target, Node: j.config.Nodes[lost.Target]})
 		}
+		if s := j.windowServer(); s != nil {
+			j.channels.Peek(s.Take)
+		}
 		if n%askEach == 0 {
 			j.meetAgain()
 			j.remind()

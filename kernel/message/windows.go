@@ -47,6 +47,13 @@ func (j *Job) windowPort() uint16 {
 	return j.windows.Port()
 }
 
+// windowServer returns the server of requests about windows, nil if there is none.
+func (j *Job) windowServer() *window.Server {
+	j.opening.Lock()
+	defer j.opening.Unlock()
+	return j.windows
+}
+
 // admitClients lets the rank at the other end of mirrored channels use the windows of the local
 // one.
 func (j *Job) admitClients() {

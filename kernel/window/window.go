@@ -217,16 +217,39 @@ func (s *Server) receive() (datagrams iter.Seq[[]byte], from *unix.SockaddrInet4
 	return s.receiver.Receive(0)
 }
 
-// take carries out a request, which may be anything.
-func (s *Server) take(b []byte, from *unix.SockaddrInet4) {
-	q, data, err := onesided.ParseRequest(b)
-	if err != nil {
+// Take carries out a request that waits for a rank of this node, which may compute, and may be
+// anything. It sends no answer: a requester that does not compute, too, asks the server soon. Take
+// must not be called beside Close or after it.
+func (s *Server) Take(b []byte, from netip.AddrPort) {
+	q, data, c := s.parse(b, from)
+	if c == nil {
 		return
 	}
+	_, changed := c.journal.Carry(nil, &q, data, c.ReplyKey, func(window uint8) []byte { return s.config.Memory(c.Target, window) })
+	if changed {
+		s.config.Changed(c.Target)
+	}
+}
+
+// parse reads a request, which may be anything, and returns its client, nil if it is of none.
+func (s *Server) parse(b []byte, from netip.AddrPort) (q onesided.Request, data []byte, c *client) {
+	q, data, err := onesided.ParseRequest(b)
+	if err != nil {
+		return q, nil, nil
+	}
 	s.mu.Lock()
-	c := s.clients[q.Pair]
+	c = s.clients[q.Pair]
 	s.mu.Unlock()
-	if c == nil || c.Key != q.Key || c.Address != netip.AddrPortFrom(netip.AddrFrom4(from.Addr), uint16(from.Port)) {
+	if c == nil || c.Key != q.Key || c.Address != from {
+		return q, nil, nil
+	}
+	return q, data, c
+}
+
+// take carries out a request, which may be anything.
+func (s *Server) take(b []byte, from *unix.SockaddrInet4) {
+	q, data, c := s.parse(b, netip.AddrPortFrom(netip.AddrFrom4(from.Addr), uint16(from.Port)))
+	if c == nil {
 		return
 	}
 	s.last = c

@@ -143,7 +143,7 @@ func (n *node) asker(source, target id.Rank) *asker {
 func (a *asker) ask(n *node, kind wire.RemoteKind, window uint8, offset int, length int, data []byte) (number uint64) {
 	a.t.Helper()
 	check.Await(a.t, "room", func() bool { a.poll(n); return a.Room(kind) })
-	return a.Add(onesided.Request{Kind: kind, Window: window, Offset: uint64(offset), Length: uint16(length)}, data, false)
+	return a.Add(onesided.Request{Kind: kind, Window: window, Offset: uint64(offset), Length: uint16(length)}, data)
 }
 
 // poll sends the requests that are due and takes answers.
@@ -152,7 +152,7 @@ func (a *asker) poll(n *node) {
 	to := &unix.SockaddrInet4{Addr: here.As4(), Port: int(n.server.Port())}
 	now := time.Since(a.start)
 	for d := a.Emit(now); len(d) > 0; d = a.Emit(now) {
-		if !a.loss() {
+		if a.ToKernel() && !a.loss() {
 			a.sender.Send(d, to)
 		}
 	}
@@ -167,7 +167,7 @@ func (a *asker) poll(n *node) {
 			a.t.Fatalf("%+v: %v", answer, err)
 		}
 		if !a.loss() {
-			a.Arrive(&answer, data, time.Since(a.start), a.complete)
+			a.Arrive(&answer, data, false, time.Since(a.start), a.complete)
 		}
 	}
 }

@@ -35,7 +35,6 @@ struct direct {
 	uint64_t next;  /* number of the next request */
 	uint64_t sent;  /* the requests before were sent */
 	uint64_t reach; /* the requests before were sent at least once */
-	uint64_t alone; /* number after the last request that was added without polled */
 	int gets;       /* that are not answered */
 	unsigned window;
 	int timeouts;  /* since the last progress */
@@ -43,8 +42,10 @@ struct direct {
 	int64_t deadline;
 	struct trip trip;
 	int kernel;    /* requests go to the node kernel */
-	int64_t again; /* then the rank is asked again */
-	int64_t pause; /* the last one until then; 0: the rank has answered since */
+	int copied;    /* direct_emit has described a copy for the rank */
+	int64_t asked; /* when the rank got the last copy */
+	int64_t again; /* then it gets the next one */
+	int64_t pause; /* the last one until then; 0: the rank answers */
 };
 
 /* direct_takes is called for each request that an answer answers, with its number. */
@@ -56,6 +57,7 @@ static inline void direct_open(struct direct *d, size_t largest)
 	d->piece = (most - sizeof(struct onesided_answer)) & ~(size_t)7;
 	d->first = d->next = d->sent = d->reach = 1;
 	d->window = ONESIDED_OUTSTANDING;
+	d->pause = ONESIDED_LEAST_PAUSE;
 }
 
 static inline int direct_idle(const struct direct *d) { return d->first == d->next; }
@@ -70,8 +72,8 @@ static inline int direct_room(const struct direct *d, int kind)
 }
 
 /* direct_add adds a request, and returns its number; 0: there is no memory. There must be room for
- * the request. If polled is set, the rank polls until it is answered, or it has no effect. */
-static inline uint64_t direct_add(struct direct *d, int kind, int window, uint64_t offset, const void *data, size_t length, int polled)
+ * the request. */
+static inline uint64_t direct_add(struct direct *d, int kind, int window, uint64_t offset, const void *data, size_t length)
 {
 	struct direct_slot *s = &d->slots[d->next % ONESIDED_OUTSTANDING];
 	struct onesided_request q = {.magic = ONESIDED_MAGIC, .version = ONESIDED_VERSION, .kind = kind, .source = d->source, .target = d->target,
@@ -86,8 +88,6 @@ static inline uint64_t direct_add(struct direct *d, int kind, int window, uint64
 	*s = (struct direct_slot){.size = sizeof q + more, .kind = kind,
 				  .length = kind == WIRE_REMOTE_GET ? length : direct_atomic(kind) ? sizeof(uint64_t) : 0};
 	d->gets += kind == WIRE_REMOTE_GET;
-	if (!polled)
-		d->alone = d->next + 1;
 	return d->next++;
 }
 
@@ -105,44 +105,56 @@ static inline void direct_repeat(struct direct *d, int64_t now)
 	d->deadline = now + direct_timeout(d);
 }
 
-/* direct_look decides which server to ask, and handles a time-out. A request that was added without
- * polled goes to the node kernel, which needs neither rank. */
+/* direct_look decides which server to ask, and handles a time-out. */
 static inline void direct_look(struct direct *d, int64_t now)
 {
 	if (d->first == d->sent) {
-		d->kernel = d->alone > d->first || (d->kernel && now < d->again);
-	} else if (!d->kernel && d->alone > d->first) {
-		d->kernel = 1;
-		direct_repeat(d, now);
+		d->kernel = d->pause > 0;
 	} else if (!d->deadline || now < d->deadline) {
 		return;
 	} else if (d->kernel) {
 		d->timeouts++;
 		d->window = d->window > 1 ? d->window / 2 : 1;
 		direct_repeat(d, now);
-	} else { /* the rank computes, or sleeps */
+	} else { /* the rank computes, or this one did */
 		d->kernel = 1;
-		d->pause = d->pause ? 2 * d->pause : ONESIDED_LEAST_PAUSE;
-		if (d->pause > ONESIDED_MOST_PAUSE)
-			d->pause = ONESIDED_MOST_PAUSE;
+		d->pause = ONESIDED_LEAST_PAUSE;
 		d->again = now + d->pause;
 		direct_repeat(d, now);
 	}
 }
 
+/* direct_copy describes a copy of the first request for the rank. It is one datagram: what a rank
+ * that computes gets is in the way of messages. */
+static inline int direct_copy(struct direct *d, struct iovec *train, int64_t now)
+{
+	d->asked = now;
+	d->pause = 2 * d->pause < ONESIDED_MOST_PAUSE ? 2 * d->pause : ONESIDED_MOST_PAUSE;
+	d->again = now + d->pause;
+	if (d->reach == d->first)
+		d->reach++;
+	train[0] = (struct iovec){d->buffer + d->first % ONESIDED_OUTSTANDING * ONESIDED_MOST, d->slots[d->first % ONESIDED_OUTSTANDING].size};
+	return 1;
+}
+
+/* direct_to_kernel reports whether the datagrams that direct_emit has described go to the node
+ * kernel, and not to the rank. */
+static inline int direct_to_kernel(const struct direct *d) { return d->kernel && !d->copied; }
+
 /* direct_due returns when direct_emit must be called if nothing arrives before; 0: never. */
 static inline int64_t direct_due(const struct direct *d) { return d->deadline; }
 
 /* direct_emit describes the datagrams that are due, at most ONESIDED_OUTSTANDING of one length, but
- * the last may be shorter, and returns their number. They go to the node kernel if d->kernel is
- * set. */
+ * the last may be shorter, and returns their number. */
 static inline int direct_emit(struct direct *d, struct iovec *train, int64_t now)
 {
 	int n = 0;
 	size_t all = 0;
 	direct_look(d, now);
-	unsigned window = !d->kernel && d->pause ? 1 : d->window; /* what a rank that computes gets is in the way of messages */
-	for (; d->sent < d->next && d->sent - d->first < window; d->sent++) {
+	d->copied = d->kernel && d->pause && !direct_idle(d) && now >= d->again;
+	if (d->copied)
+		return direct_copy(d, train, now);
+	for (; d->sent < d->next && d->sent - d->first < d->window; d->sent++) {
 		struct direct_slot *s = &d->slots[d->sent % ONESIDED_OUTSTANDING];
 		if (s->answered)
 			continue;
@@ -181,12 +193,16 @@ static inline int direct_parse(struct onesided_answer *a, const char *b, size_t 
 	       a->zero == 0 && a->length == n - sizeof *a;
 }
 
-/* direct_arrive takes an answer with its data, which may be late or nonsense. */
-static inline void direct_arrive(struct direct *d, const struct onesided_answer *a, const char *data, int64_t now, direct_takes takes)
+/* direct_arrive takes an answer of the rank or of its node kernel with its data, which may be late
+ * or nonsense. */
+static inline void direct_arrive(struct direct *d, const struct onesided_answer *a, const char *data, int by_rank, int64_t now,
+				 direct_takes takes)
 {
 	uint64_t before = d->first;
 	if (a->done >= d->reach)
 		return; /* it answers what was not asked */
+	if (by_rank && now - d->asked < ONESIDED_PATIENCE)
+		d->pause = 0;
 	for (uint64_t n = d->first; n <= a->done; n++) {
 		struct direct_slot *s = &d->slots[n % ONESIDED_OUTSTANDING];
 		uint64_t bit = (uint64_t)1 << n % 64;
@@ -209,8 +225,6 @@ static inline void direct_arrive(struct direct *d, const struct onesided_answer 
 		d->sent = d->first;
 	if (d->first != before) {
 		d->timeouts = 0;
-		if (!d->kernel)
-			d->pause = 0;
 		d->deadline = d->first < d->sent ? now + direct_timeout(d) : 0;
 	} else if (a->flags & ONESIDED_GAP && a->done + 1 == d->first && d->back != d->first) {
 		d->back = d->sent = d->first;

@@ -732,9 +732,10 @@ static void ask_due(struct direct *d)
 	static struct iovec train[ONESIDED_OUTSTANDING];
 	int64_t now = now_ns();
 	for (int n; (n = direct_emit(d, train, now)) > 0;) {
-		if (d->kernel)
+		int to_kernel = direct_to_kernel(d);
+		if (to_kernel)
 			disconnect(); /* the answers come from it */
-		send_datagrams(train, n, 1, d->kernel ? &d->address : &self.fars[d->target]->address);
+		send_datagrams(train, n, 1, to_kernel ? &d->address : &self.fars[d->target]->address);
 	}
 }
 
@@ -756,11 +757,12 @@ static void take_answer(const struct onesided_answer *a, const char *data, const
 	if (a->source != (uint32_t)margay_rank() || a->target >= (uint32_t)margay_size())
 		return;
 	struct far *f = self.fars[a->target];
-	if (!f || a->key != f->own_key || (!is_same(&f->direct.address, from) && !is_same(&f->address, from)))
+	int by_rank = f && is_same(&f->address, from);
+	if (!f || a->key != f->own_key || (!by_rank && !is_same(&f->direct.address, from)))
 		return;
-	if (is_same(&f->address, from))
+	if (by_rank)
 		self.familiar++;
-	direct_arrive(&f->direct, a, data, now, margay_in_land);
+	direct_arrive(&f->direct, a, data, by_rank, now, margay_in_land);
 	self.answered++;
 }
 

@@ -51,7 +51,6 @@ struct request {
 	struct operation own;
 	struct access at;  /* of the next message */
 	int kind;          /* of it */
-	int waits;         /* the caller polls until it is complete */
 	const char *from;  /* source of a put; NULL: words */
 	char *to;          /* for the answers' data; NULL: they are not needed */
 	size_t rest;       /* bytes of data, or of words, that no message has covered */
@@ -214,7 +213,7 @@ static int ask(struct request *r, struct direct *d)
 		return margay_in_fail("no memory");
 	while (r->rest && direct_room(d, r->kind)) {
 		size_t n = r->rest < d->piece ? r->rest : d->piece;
-		uint64_t number = direct_add(d, r->kind, r->at.window, r->at.offset, source_of(r), n, r->waits || r->kind == WIRE_REMOTE_GET);
+		uint64_t number = direct_add(d, r->kind, r->at.window, r->at.offset, source_of(r), n);
 		if (!number)
 			return margay_in_fail("no memory");
 		((struct slot *)d->flights)[number % ONESIDED_OUTSTANDING] = flight_of(r, 0, n);
@@ -575,7 +574,6 @@ static int run(struct request r)
 	int is_put = r.kind == WIRE_REMOTE_PUT;
 	int (*done)(int n, uint64_t arg) = is_put ? is_sent : is_complete;
 	r.answers = is_put ? &state.puts : &r.own;
-	r.waits = !is_put;
 	if (check(&r.at) != 0 || begin(&r) != 0)
 		return -1;
 	if (!done(0, (uintptr_t)&r) && margay_in_wait(done, (uintptr_t)&r, -1) < 0) {

@@ -59,7 +59,7 @@ func (r *Request) ask(d *direct) (some bool, err error) {
 		piece := r.rest[:min(len(r.rest), d.Piece())]
 		f, data := r.flight(piece)
 		q := onesided.Request{Kind: r.kind, Window: uint8(r.place.window), Length: uint16(len(piece)), Offset: uint64(r.place.offset)}
-		d.flights[d.Add(q, data, r.waits || r.kind == wire.RemoteGet)%onesided.Outstanding] = f
+		d.flights[d.Add(q, data)%onesided.Outstanding] = f
 		r.sent(piece)
 		j.remote.asked++
 		some, d.news, j.remote.news = true, true, true
@@ -134,10 +134,11 @@ func (j *Job) takeAnswer(b []byte, from address, now time.Duration) (some bool) 
 	if f == nil || f.direct == nil || f.key != a.Key || f.direct.address != from && f.address != from {
 		return false
 	}
-	if f.address == from {
+	byRank := f.address == from
+	if byRank {
 		j.mirrors.familiar++
 	}
-	f.direct.Arrive(&a, data, now, func(number uint64, status wire.RemoteStatus, data []byte) {
+	f.direct.Arrive(&a, data, byRank, now, func(number uint64, status wire.RemoteStatus, data []byte) {
 		f.direct.flights[number%onesided.Outstanding].land(status, data)
 		j.remote.asked--
 		some = true

@@ -41,7 +41,7 @@ func TestLostBesideSleeper(t *testing.T) {
 		defer j.sending.Unlock()
 		return j.mirrors.polled == noTime
 	})
-	d.Add(onesided.Request{Kind: wire.RemotePut, Length: 8}, make([]byte, 8), false)
+	d.Add(onesided.Request{Kind: wire.RemotePut, Length: 8}, make([]byte, 8))
 	d.news = true
 	j.sendAsked()
 	check.Await(t, "wake", func() bool {

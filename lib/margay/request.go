@@ -41,7 +41,6 @@ type Request struct {
 	own     operation
 	queued  bool // in the queue: not all of it is sent
 	counted bool // it is outstanding
-	waits   bool // the caller polls until it is complete
 
 	// Of a collective operation, or of XferAndSignal.
 	group *collective.Group
@@ -433,7 +432,7 @@ func (j *Job) accessFar(ctx context.Context, what Request) error {
 	*r = what
 	r.job, r.answers = j, &r.own
 	done := r.complete
-	if r.waits = r.kind != wire.RemotePut; !r.waits {
+	if r.kind == wire.RemotePut {
 		r.answers = &j.remote.puts
 		done = func() bool { return !r.queued }
 	}

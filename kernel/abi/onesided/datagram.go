@@ -9,11 +9,14 @@
 // servers: the library of the window's rank carries out requests while the rank polls or waits, and
 // its node kernel at any time.
 //
-// A requester asks the node kernel for what its rank does not poll for until it is answered: that
-// must take effect although neither rank calls its library. For the rest it asks the window's rank.
-// If that has not answered within a moment, because it computes or has not mapped the window, the
-// requester asks the node kernel, and tries the rank again after a pause, which doubles each time
-// and ends when the rank answers.
+// A requester asks the window's rank as long as that answers within a moment. If it does not,
+// because it computes or has not mapped the window, and at first, the requester asks the node
+// kernel. The rank then gets a copy of one request at times, after a pause that doubles each time.
+// If it answers the copy within that moment, it is asked from then on.
+//
+// A request may wait for a rank that has begun to compute while the requester computes, too, and so
+// does not notice. The node kernel looks for these in the rank's socket (package channel, Peek). So
+// what changes memory takes effect although neither rank calls its library.
 //
 // # Datagrams
 //

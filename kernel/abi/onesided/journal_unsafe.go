@@ -32,7 +32,7 @@ const (
 )
 
 // Journal is the state of the requests of one requester, in memory that both servers map and that
-// outlives the node kernel. It is not safe for concurrent use, but each server may have its own.
+// outlives the node kernel. Carry is safe for concurrent use; each server has a Journal of its own.
 type Journal struct {
 	server Server
 	words  []atomic.Uint64
@@ -68,7 +68,7 @@ func (j *Journal) takeFrom(server Server) bool {
 }
 
 // Carry carries out a request of the pair and appends the answer to b, or nothing if the request is
-// too old to be of interest. While the other server carries one out it does nothing, and the answer
+// too old to be of interest. While another call carries one out it does nothing, and the answer
 // makes the requester ask once more. key is the key of the requester's end. memory returns the
 // memory of a window, nil if there is none. changed reports whether an event may have been counted.
 func (j *Journal) Carry(b []byte, q *Request, data []byte, key uint64, memory func(window uint8) []byte) (answer []byte, changed bool) {

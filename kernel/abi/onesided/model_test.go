@@ -23,7 +23,6 @@ const (
 // op is what a rank has asked for.
 type op struct {
 	kind   wire.RemoteKind
-	polled bool
 	status wire.RemoteStatus
 	want   []byte // of a get
 }
@@ -34,7 +33,6 @@ type source struct {
 	key      uint64
 	mine     []byte // what its part of the window must hold
 	asked    map[uint64]op
-	polls    bool // it polls until requests are answered
 	started  int
 	finished int
 }
@@ -50,9 +48,9 @@ const (
 
 // onWay is a datagram on its way.
 type onWay struct {
-	to int // source, or a server
-	at time.Duration
-	b  []byte
+	from, to int // source, or a server
+	at       time.Duration
+	b        []byte
 }
 
 // model is ranks that ask, the rank of a window, its node kernel, and a network that loses, repeats
@@ -146,7 +144,7 @@ func (m *model) ask(i int) {
 		return
 	}
 	var data []byte
-	o := op{kind: q.Kind, polled: s.polls || q.Kind == wire.RemoteGet}
+	o := op{kind: q.Kind}
 	at := m.random.IntN(part)
 	refused := m.random.IntN(12)
 	switch q.Kind {
@@ -175,17 +173,17 @@ func (m *model) ask(i int) {
 	case 1:
 		q.Offset, o.status = size+8, wire.RemoteOutside
 	}
-	s.asked[s.r.Add(q, data, o.polled)] = o
+	s.asked[s.r.Add(q, data)] = o
 	s.started++
 }
 
 // transmit sends a datagram.
-func (m *model) transmit(to int, b []byte) {
+func (m *model) transmit(from, to int, b []byte) {
 	if len(b) > Most {
 		m.t.Fatalf("a datagram has %d bytes", len(b))
 	}
 	for _, delay := range check.Delays(m.random, m.lossy) {
-		m.network = append(m.network, onWay{to, m.now + delay, bytes.Clone(b)})
+		m.network = append(m.network, onWay{from, to, m.now + delay, bytes.Clone(b)})
 	}
 }
 
@@ -228,7 +226,7 @@ func (m *model) carry(server Server, b []byte) {
 		return m.window
 	})
 	if len(answer) > 0 {
-		m.transmit(int(q.Source), answer)
+		m.transmit(map[Server]int{ByKernel: toKernel, ByRank: toRank}[server], int(q.Source), answer)
 		m.served[server]++
 	}
 }
@@ -268,6 +266,9 @@ func (m *model) step(asks bool) bool {
 	for _, w := range due {
 		if w.to == toRank && m.computes > 0 {
 			m.network = append(m.network, w)
+			if m.random.IntN(100) == 0 && !m.serve(ByKernel, w.b) { // which finds it in the rank's socket
+				return false
+			}
 			continue
 		}
 		if w.to < 0 {
@@ -280,12 +281,9 @@ func (m *model) step(asks bool) bool {
 		if err != nil || a.Key != m.sources[w.to].key {
 			m.t.Fatal(a, err)
 		}
-		m.sources[w.to].r.Arrive(&a, data, m.now, m.complete(w.to))
+		m.sources[w.to].r.Arrive(&a, data, w.from == toRank, m.now, m.complete(w.to))
 	}
 	for i, s := range m.sources {
-		if m.random.IntN(30) == 0 {
-			s.polls = m.random.IntN(4) > 0
-		}
 		for n := m.random.IntN(5); asks && n > 0; n-- {
 			m.ask(i)
 		}
@@ -297,10 +295,8 @@ func (m *model) step(asks bool) bool {
 				to := toRank
 				if s.r.ToKernel() {
 					to = toKernel
-				} else if q, _, err := ParseRequest(b); err != nil || !s.asked[q.Number].polled {
-					m.t.Fatalf("request %d goes to the rank, and its sender does not poll, %v", q.Number, err)
 				}
-				m.transmit(to, b)
+				m.transmit(i, to, b)
 			}
 		}
 	}
@@ -423,88 +419,92 @@ func (m *model) agree(round uint64) {
 	}
 }
 
+// put is a request of one byte, and none takes an answer that answers no request.
+var put = Request{Kind: wire.RemotePut, Length: 1}
+
+func none(uint64, wire.RemoteStatus, []byte) {}
+
+// trusted returns a requester whose rank has answered all requests before a number.
+func trusted(t *testing.T) (r *Requester, number uint64) {
+	t.Helper()
+	r = NewRequester(Peer{Largest: 1372})
+	number = r.Add(put, []byte{1})
+	r.Emit(0)
+	r.Arrive(&Answer{Done: number}, nil, true, 0, none)
+	if !r.Idle() {
+		t.Fatal("the request is not answered")
+	}
+	return r, number + 1
+}
+
 // A datagram that is lost is sent again when it is due, to the node kernel, and at once when a
 // later one was seen.
 func TestDue(t *testing.T) {
-	r := NewRequester(Peer{Largest: 1372})
+	r, number := trusted(t)
 	if r.Due() != 0 || len(r.Emit(0)) != 0 {
 		t.Errorf("due at %v, before there is anything to send", r.Due())
 	}
-	put := Request{Kind: wire.RemotePut, Length: 1}
-	r.Add(put, []byte{1}, true)
-	r.Add(put, []byte{2}, true)
+	r.Add(put, []byte{1})
+	r.Add(put, []byte{2})
 	if n := len(r.Emit(0)); n != 2 || r.ToKernel() {
 		t.Errorf("%d datagrams, to the node kernel: %t", n, r.ToKernel())
 	}
 	if due := r.Due(); due != patience || len(r.Emit(due-1)) != 0 || len(r.Emit(due)) != 2 || !r.ToKernel() {
 		t.Errorf("due at %v, to the node kernel: %t", due, r.ToKernel())
 	}
-	if due := r.Due(); due < leastTimeout || len(r.Emit(due-1)) != 0 || len(r.Emit(due)) != 2 || !r.ToKernel() {
-		t.Errorf("due at %v", due)
-	}
-	now := 2 * patience // the rank is left alone
-	none := func(uint64, wire.RemoteStatus, []byte) { t.Error("a request is answered") }
-	r.Arrive(&Answer{Gap: true}, nil, now, none)
-	if n := len(r.Emit(now)); n != 2 {
+	now := 2 * patience // the rank gets no copy yet
+	r.Arrive(&Answer{Gap: true, Done: number - 1}, nil, false, now, none)
+	if n := len(r.Emit(now)); n != 2 || !r.ToKernel() {
 		t.Errorf("%d datagrams after a gap", n)
 	}
-	r.Arrive(&Answer{Gap: true}, nil, now, none)
-	r.Arrive(&Answer{Done: 3}, nil, now, none)
+	r.Arrive(&Answer{Gap: true, Done: number - 1}, nil, false, now, none)
+	r.Arrive(&Answer{Done: number + 2}, nil, false, now, none)
 	if n := len(r.Emit(now)); n != 0 {
 		t.Errorf("%d datagrams after the same gap", n)
 	}
+	due := r.Due()
+	if due < leastTimeout || len(r.Emit(due-1)) != 1 || r.ToKernel() || len(r.Emit(due-1)) != 0 {
+		t.Errorf("due at %v, and no copy for the rank before", due)
+	}
+	if n := len(r.Emit(due)); n != 2 || !r.ToKernel() {
+		t.Errorf("%d datagrams behind a copy, to the node kernel: %t", n, r.ToKernel())
+	}
 }
 
-// A request whose sender does not poll goes to the node kernel, with those before it that are not
-// answered. A later one goes to the rank again.
-func TestAlone(t *testing.T) {
+// At first, and when the rank has not answered, the node kernel is asked, and the rank gets a copy
+// of one request. It is asked when it has answered a copy soon, and all before is answered.
+func TestCopies(t *testing.T) {
 	r := NewRequester(Peer{Largest: 1372})
 	emit := func(want int, kernel bool, now time.Duration) {
 		t.Helper()
-		if n := len(r.Emit(now)); n != want || r.ToKernel() != kernel {
-			t.Errorf("%d datagrams, not %d, to the node kernel: %t", n, want, r.ToKernel())
+		if n := len(r.Emit(now)); n != want || n > 0 && r.ToKernel() != kernel {
+			t.Errorf("at %v: %d datagrams, not %d, to the node kernel: %t", now, n, want, r.ToKernel())
 		}
 	}
-	answered := func(uint64, wire.RemoteStatus, []byte) {}
-	put := Request{Kind: wire.RemotePut, Length: 1}
-	r.Add(put, []byte{1}, true)
-	emit(1, false, 1)
-	r.Add(put, []byte{2}, false)
-	emit(2, true, 2)
-	r.Add(put, []byte{3}, true)
-	emit(1, true, 3)
-	r.Arrive(&Answer{Done: 3}, nil, 4, answered)
-	r.Add(put, []byte{4}, true)
-	emit(1, false, 5)
-	r.Arrive(&Answer{Done: 4}, nil, 6, answered)
-	r.Add(put, []byte{5}, false)
-	emit(1, true, 7)
-}
-
-// A rank that has not answered is asked for one thing, and for more once it answers.
-func TestAskedForOne(t *testing.T) {
-	r := NewRequester(Peer{Largest: 1372})
-	put, answered := Request{Kind: wire.RemotePut, Length: 1}, func(uint64, wire.RemoteStatus, []byte) {}
 	add := func(n int) {
 		for range n {
-			r.Add(put, []byte{1}, true)
+			r.Add(put, []byte{1})
 		}
 	}
+	now := time.Second
 	add(10)
-	if n := len(r.Emit(0)); n != 10 {
-		t.Errorf("%d datagrams at first", n)
-	}
-	now := r.Due()
-	r.Emit(now)
-	r.Arrive(&Answer{Done: 10}, nil, now, answered)
-	now += 2 * leastPause
-	if add(10); len(r.Emit(now)) != 1 || r.ToKernel() {
-		t.Errorf("a rank that computes gets other than one datagram, the node kernel is asked: %t", r.ToKernel())
-	}
-	r.Arrive(&Answer{Done: 11}, nil, now, answered)
-	if n := len(r.Emit(now)); n != 9 || r.ToKernel() {
-		t.Errorf("%d datagrams after an answer, to the node kernel: %t", n, r.ToKernel())
-	}
+	emit(1, false, now)
+	emit(10, true, now)
+	emit(0, true, now)
+	r.Arrive(&Answer{Done: 1}, nil, true, now+patience, none) // too late
+	add(1)
+	emit(1, true, now+patience)
+	now = r.again
+	emit(1, false, now)
+	emit(0, true, now)
+	r.Arrive(&Answer{Done: 2}, nil, true, now+patience-1, none)
+	add(1)
+	emit(1, true, now+patience)
+	now = r.again
+	emit(0, true, now) // the rank answers: there is nothing to find out
+	r.Arrive(&Answer{Done: 12}, nil, false, now, none)
+	add(3)
+	emit(3, false, now)
 }
 
 // A server that finds the other one at work says so without any effect, and the requester asks once
@@ -514,14 +514,16 @@ func TestBusy(t *testing.T) {
 	rank, _ := OpenJournal(memory, ByRank)
 	kernel, _ := OpenJournal(memory, ByKernel)
 	r := NewRequester(Peer{Largest: 1372})
-	q := Request{Kind: wire.RemotePut, Length: 1, Number: r.Add(Request{Kind: wire.RemotePut, Length: 1}, []byte{1}, false)}
+	q := put
+	q.Number = r.Add(put, []byte{1})
 	r.Emit(1)
+	r.Emit(1) // behind a copy
 	arrive := func(b []byte) int {
 		a, _, err := ParseAnswer(b)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.Arrive(&a, nil, 2, func(uint64, wire.RemoteStatus, []byte) {})
+		r.Arrive(&a, nil, false, 2, none)
 		return len(r.Emit(3))
 	}
 	rank.Carry(nil, &q, []byte{1}, 0, func(uint8) []byte {
@@ -538,25 +540,27 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// A rank that does not answer is asked more and more rarely, and each time again once it has
-// answered.
+// A rank that does not answer gets a copy more and more rarely, and each request again once it has
+// answered one.
 func TestWhoIsAsked(t *testing.T) {
 	r := NewRequester(Peer{Largest: 1372})
-	now, number := time.Duration(0), uint64(0)
-	// ask makes a request, and reports whether the rank is asked first. It answers, or the node
+	now := time.Duration(0)
+	// ask makes a request, and reports whether the rank gets it. The rank answers, or the node
 	// kernel.
 	ask := func(answers bool) (asked bool) {
-		number = r.Add(Request{Kind: wire.RemotePut, Length: 1}, []byte{1}, true)
-		if len(r.Emit(now)) != 1 {
-			t.Fatal("no datagram")
-		}
-		if asked = !r.ToKernel(); asked && !answers {
-			if now = r.Due(); len(r.Emit(now)) != 1 || !r.ToKernel() {
-				t.Fatal("the node kernel is not asked")
+		number := r.Add(put, []byte{1})
+		kernel := false
+		for range 3 {
+			for len(r.Emit(now)) > 0 {
+				asked, kernel = asked || !r.ToKernel(), kernel || r.ToKernel()
 			}
+			if asked && answers || kernel {
+				break
+			}
+			now = r.Due()
 		}
 		now += 20 * time.Microsecond
-		r.Arrive(&Answer{Done: number}, nil, now, func(uint64, wire.RemoteStatus, []byte) {})
+		r.Arrive(&Answer{Done: number}, nil, asked && answers, now, none)
 		if !r.Idle() {
 			t.Fatal("the request is not answered")
 		}
@@ -578,7 +582,7 @@ func TestWhoIsAsked(t *testing.T) {
 	if n := count(true); n < 8000 {
 		t.Errorf("a rank that answers was asked %d times in a second", n)
 	}
-	if now += leastPause; !ask(false) || ask(false) {
+	if !ask(false) || ask(false) {
 		t.Error("the rank is not left alone when it does not answer")
 	}
 	if now += leastPause; !ask(false) {
@@ -633,12 +637,13 @@ func FuzzAnswer(f *testing.F) {
 			t.Fatalf("%x becomes %x", b, again)
 		}
 		r := NewRequester(Peer{Largest: 1088})
-		r.Add(Request{Kind: wire.RemotePut, Length: 1}, []byte{1}, true)
-		r.Add(Request{Kind: wire.RemoteAdd, Length: 8}, make([]byte, 8), true)
+		r.Add(put, []byte{1})
+		r.Add(Request{Kind: wire.RemoteAdd, Length: 8}, make([]byte, 8))
 		r.Emit(0)
+		r.Emit(0) // behind a copy
 		seen := make(map[uint64]bool)
 		for range 2 {
-			r.Arrive(&a, data, 1, func(number uint64, _ wire.RemoteStatus, data []byte) {
+			r.Arrive(&a, data, true, 1, func(number uint64, _ wire.RemoteStatus, data []byte) {
 				if seen[number] || number == 0 || number > 2 {
 					t.Fatalf("request %d is answered", number)
 				}

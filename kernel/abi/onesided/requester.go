@@ -15,7 +15,7 @@ const (
 	mostTrain    = 60000 // bytes of a train
 
 	patience   = 200 * time.Microsecond // that a rank has to answer before its node kernel is asked
-	leastPause = 250 * time.Microsecond // until a rank that has not answered is asked again
+	leastPause = 250 * time.Microsecond // until a rank that has not answered gets a copy
 	mostPause  = 128 * time.Millisecond
 )
 
@@ -49,7 +49,6 @@ type Requester struct {
 	next     uint64 // number of the next request
 	sent     uint64 // the requests before were sent
 	reach    uint64 // the requests before were sent at least once
-	alone    uint64 // number after the last request that was added without polled
 	gets     int    // that are not answered
 	window   int    // the most requests on their way
 	timeouts int    // since the last progress
@@ -58,14 +57,16 @@ type Requester struct {
 	trip     trip.Estimate
 
 	kernel bool          // requests go to the node kernel
-	again  time.Duration // then the rank is asked again
-	pause  time.Duration // the last one until then; 0: the rank has answered since
+	copied bool          // Emit has returned a copy for the rank
+	asked  time.Duration // when the rank got the last copy
+	again  time.Duration // then it gets the next one
+	pause  time.Duration // the last one until then; 0: the rank answers
 }
 
 // NewRequester returns the requester of a new pair of mirrored channels.
 func NewRequester(p Peer) *Requester {
 	piece := (min(p.Largest, Most) - AnswerSize) &^ 7
-	return &Requester{peer: p, piece: piece, first: 1, next: 1, sent: 1, reach: 1, window: Outstanding}
+	return &Requester{peer: p, piece: piece, first: 1, next: 1, sent: 1, reach: 1, window: Outstanding, pause: leastPause}
 }
 
 // Piece returns how many bytes of data a request has at most.
@@ -87,9 +88,8 @@ func (r *Requester) Room(kind wire.RemoteKind) bool {
 }
 
 // Add adds a request, and returns its number. There must be room for it. It uses Kind, Window,
-// Length and Offset of q. The data, of at most Piece bytes, are copied. If polled is set, the rank
-// polls until the request is answered, or it has no effect.
-func (r *Requester) Add(q Request, data []byte, polled bool) (number uint64) {
+// Length and Offset of q. The data, of at most Piece bytes, are copied.
+func (r *Requester) Add(q Request, data []byte) (number uint64) {
 	if r.buffer == nil {
 		r.buffer = make([]byte, Outstanding*Most)
 	}
@@ -105,26 +105,24 @@ func (r *Requester) Add(q Request, data []byte, polled bool) (number uint64) {
 		s.length = 8
 	}
 	r.slots[at] = s
-	if r.next++; !polled {
-		r.alone = r.next
-	}
+	r.next++
 	return q.Number
 }
 
 // ToKernel reports whether the datagrams that Emit has returned go to the node kernel, and not to
 // the rank.
-func (r *Requester) ToKernel() bool { return r.kernel }
+func (r *Requester) ToKernel() bool { return r.kernel && !r.copied }
 
 // Emit returns the datagrams that are due: of one length, but the last may be shorter. They are
 // valid until the next call of Add or Emit.
 func (r *Requester) Emit(now time.Duration) [][]byte {
 	r.look(now)
 	r.train = r.train[:0]
-	size, all, window := 0, 0, uint64(r.window)
-	if !r.kernel && r.pause > 0 {
-		window = 1 // what a rank that computes gets is in the way of messages
+	if r.copied = r.kernel && r.pause > 0 && r.first < r.next && now >= r.again; r.copied {
+		return r.copy(now)
 	}
-	for ; r.sent < r.next && r.sent-r.first < window; r.sent++ {
+	size, all := 0, 0
+	for ; r.sent < r.next && r.sent-r.first < uint64(r.window); r.sent++ {
 		s := &r.slots[r.sent%Outstanding]
 		if s.answered {
 			continue
@@ -148,24 +146,28 @@ func (r *Requester) Emit(now time.Duration) [][]byte {
 	return r.train
 }
 
-// look decides which server to ask, and handles a time-out. A request that was added without
-// polled goes to the node kernel, which needs neither rank.
+// copy returns a copy of the first request for the rank. It is one datagram: what a rank that
+// computes gets is in the way of messages.
+func (r *Requester) copy(now time.Duration) [][]byte {
+	r.asked, r.pause = now, min(2*r.pause, mostPause)
+	r.again = now + r.pause
+	r.reach = max(r.reach, r.first+1)
+	r.train = append(r.train, r.slots[r.first%Outstanding].datagram)
+	return r.train
+}
+
+// look decides which server to ask, and handles a time-out.
 func (r *Requester) look(now time.Duration) {
 	switch {
 	case r.first == r.sent:
-		r.kernel = r.alone > r.first || r.kernel && now < r.again
-	case !r.kernel && r.alone > r.first:
-		r.kernel = true
-		r.repeat(now)
+		r.kernel = r.pause > 0
 	case r.deadline == 0 || now < r.deadline:
 	case r.kernel:
 		r.timeouts++
 		r.window = max(r.window/2, 1)
 		r.repeat(now)
-	default: // the rank computes, or sleeps
-		r.kernel = true
-		r.pause = min(max(2*r.pause, leastPause), mostPause)
-		r.again = now + r.pause
+	default: // the rank computes, or this one did
+		r.kernel, r.pause, r.again = true, leastPause, now+leastPause
 		r.repeat(now)
 	}
 }
@@ -176,11 +178,14 @@ func (r *Requester) repeat(now time.Duration) { r.sent, r.deadline = r.first, no
 // Due returns when Emit must be called if nothing arrives before; 0: never.
 func (r *Requester) Due() time.Duration { return r.deadline }
 
-// Arrive takes an answer, which may be late or nonsense, and calls complete for each request that
-// it answers. The data are valid during that call.
-func (r *Requester) Arrive(a *Answer, data []byte, now time.Duration, complete func(number uint64, status wire.RemoteStatus, data []byte)) {
+// Arrive takes an answer of the rank or of its node kernel, which may be late or nonsense, and
+// calls complete for each request that it answers. The data are valid during that call.
+func (r *Requester) Arrive(a *Answer, data []byte, byRank bool, now time.Duration, complete func(number uint64, status wire.RemoteStatus, data []byte)) {
 	if a.Done >= r.reach {
 		return // it answers what was not asked
+	}
+	if byRank && now-r.asked < patience {
+		r.pause = 0
 	}
 	before := r.first
 	for number := r.first; number <= a.Done; number++ {
@@ -223,9 +228,6 @@ func (r *Requester) finish(s *slot, now time.Duration) {
 // progress notes that the first request was answered.
 func (r *Requester) progress(now time.Duration) {
 	r.timeouts, r.deadline = 0, 0
-	if !r.kernel {
-		r.pause = 0
-	}
 	if r.first < r.sent {
 		r.deadline = now + r.timeout()
 	}
