@@ -66,9 +66,25 @@ func Slots(allowed []id.CPU, n int, node id.Node) []Core {
 }
 
 // Slot returns the CPU of a core of a hosted node, where each node has n cores for applications:
-// the cores of all nodes are dealt out over the CPUs that their processes may use.
+// the cores of all nodes are dealt out over the CPUs that their processes may use. Those for
+// applications go upwards from the second CPU, those for the system downwards from the first, so
+// that none shares a CPU while there are enough. Nodes that would begin at a CPU where others have
+// begun go on one further: so jobs with few ranks on each node use all CPUs.
 func Slot(allowed []id.CPU, n int, node id.Node, core id.Core) id.CPU {
-	return allowed[(int(node)*(n+1)+int(core))%len(allowed)]
+	cpus, at := len(allowed), int(node)
+	if core == 0 {
+		return allowed[(cpus-at%cpus)%cpus]
+	}
+	begins := divisor(n, cpus) // every such CPU, until the nodes have gone round
+	return allowed[(at*n+at/(cpus/begins)%begins+int(core))%cpus]
+}
+
+// divisor returns the greatest common divisor.
+func divisor(a, b int) int {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
 }
 
 // maxCPU bounds the numbers in a CPU list.

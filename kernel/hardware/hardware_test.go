@@ -95,16 +95,39 @@ func TestParseMeminfo(t *testing.T) {
 	}
 }
 
-// The slots of a node begin after the slots of the nodes before it, and go round.
-func TestSlotsGoRound(t *testing.T) {
-	cpus := []id.CPU{2, 3, 5}
-	next := 0
-	for node := range id.Node(4) {
-		for i, c := range Slots(cpus, 4, node) {
-			if want := cpus[next%len(cpus)]; c.CPU != want || Slot(cpus, 4, node, c.ID) != want {
-				t.Errorf("slot %d of node %d is on CPU %d, want %d", i, node, c.CPU, want)
+// No CPU has two cores of hosted nodes while there are enough.
+func TestSlotsKeepApart(t *testing.T) {
+	allowed := []id.CPU{2, 3, 5, 7, 8, 9, 11, 12}
+	for n := 1; n < len(allowed); n++ {
+		used := make(map[id.CPU]bool)
+		for node := range id.Node(len(allowed) / (n + 1)) {
+			for _, c := range Slots(allowed, n, node) {
+				if used[c.CPU] || c.CPU != Slot(allowed, n, node, c.ID) {
+					t.Errorf("%d cores: core %d of node %d is on CPU %d, which is used", n, c.ID, node, c.CPU)
+				}
+				used[c.CPU] = true
 			}
-			next++
+		}
+	}
+}
+
+// Every core that a job takes on each node is on another CPU, until the nodes have gone round.
+func TestSlotsGoRound(t *testing.T) {
+	for cpus := 1; cpus <= 8; cpus++ {
+		allowed := make([]id.CPU, cpus)
+		for i := range allowed {
+			allowed[i] = id.CPU(i)
+		}
+		for n := 1; n <= 9; n++ {
+			for core := range id.Core(n + 1) {
+				used := make(map[id.CPU]bool)
+				for node := range id.Node(cpus) {
+					used[Slot(allowed, n, node, core)] = true
+				}
+				if len(used) != cpus {
+					t.Errorf("%d CPUs, %d cores: core %d of as many nodes is on %d CPUs", cpus, n, core, len(used))
+				}
+			}
 		}
 	}
 }
