@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"net"
 	"net/netip"
 	"os"
@@ -212,7 +213,7 @@ func (n *Node) makeJobDevice(ctx context.Context, s JobSpec, space *os.File) err
 	if err != nil {
 		return fmt.Errorf("find its device: %w", err)
 	}
-	if err := setUpJobDevice(inside, link, place); err != nil {
+	if err := setUpJobDevice(inside, link, place, nodes.Nodes()); err != nil {
 		return err
 	}
 	for at := range nodes.Nodes() {
@@ -265,7 +266,7 @@ func lacking(err error) error {
 // setUpJobDevice gives the device its address and turns it on. Linux asks for no hardware address
 // on it, so that ranks cannot fill the node's table of neighbours with questions, and routes to the
 // job's nodes alone.
-func setUpJobDevice(inside *netlink.Handle, link netlink.Link, place int) error {
+func setUpJobDevice(inside *netlink.Handle, link netlink.Link, place, nodes int) error {
 	if err := inside.LinkSetARPOff(link); err != nil {
 		return fmt.Errorf("turn off ARP: %w", err)
 	}
@@ -280,7 +281,30 @@ func setUpJobDevice(inside *netlink.Handle, link netlink.Link, place int) error 
 	if err := inside.LinkSetUp(link); err != nil {
 		return fmt.Errorf("turn it on: %w", err)
 	}
+	for _, to := range jobRoutes(nodes) {
+		route := &netlink.Route{
+			LinkIndex: link.Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), 32)},
+		}
+		if err := inside.RouteAdd(route); err != nil {
+			return fmt.Errorf("route to %v: %w", to, err)
+		}
+	}
 	return nil
+}
+
+// jobRoutes returns the prefixes that have the addresses of so many nodes, and no others. They are
+// few, because programs read all routes: each rank with UCX does so 84 times.
+func jobRoutes(nodes int) (routes []netip.Prefix) {
+	for place := 0; place < nodes; {
+		first, _ := jobAddress(place)
+		size := bits.TrailingZeros(uint(place + 1))
+		for 1<<size > nodes-place {
+			size--
+		}
+		routes = append(routes, netip.PrefixFrom(first, 32-size))
+		place += 1 << size
+	}
+	return routes
 }
 
 // addJobNode enters another node of the job in the tables: the hardware address of its address, and
@@ -300,10 +324,6 @@ func addJobNode(inside *netlink.Handle, link netlink.Link, place int, outer neti
 	neighbour := &netlink.Neigh{LinkIndex: index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT, IP: address.AsSlice(), HardwareAddr: mac}
 	if err := inside.NeighSet(neighbour); err != nil {
 		return fmt.Errorf("neighbour: %w", err)
-	}
-	route := &netlink.Route{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: &net.IPNet{IP: address.AsSlice(), Mask: net.CIDRMask(32, 32)}}
-	if err := inside.RouteAdd(route); err != nil {
-		return fmt.Errorf("route: %w", err)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"math/bits"
 	"net/netip"
 	"testing"
 
@@ -47,5 +48,24 @@ func TestJoinedNetwork(t *testing.T) {
 	s.Joined.Layout = layoutOn(t, 0, 3)
 	if n.checkJobNetwork(s) == nil {
 		t.Error("a network that this node is not in")
+	}
+}
+
+// Routes lead to the nodes of the job, to each once, and to nothing else.
+func TestJobRoutes(t *testing.T) {
+	for _, nodes := range []int{1, 2, 3, 4, 7, 64, 255, 256, 1000, mostJobNodes} {
+		routes := jobRoutes(nodes)
+		next, _ := jobAddress(0)
+		for _, r := range routes {
+			if r.Addr() != next || r.Masked() != r {
+				t.Fatalf("%d nodes: route to %v, want one that begins at %v", nodes, r, next)
+			}
+			for range 1 << (32 - r.Bits()) {
+				next = next.Next()
+			}
+		}
+		if end, _ := jobAddress(nodes); next != end || len(routes) > 2*bits.Len(uint(nodes)) {
+			t.Errorf("%d nodes: %d routes, the next one would begin at %v", nodes, len(routes), next)
+		}
 	}
 }

@@ -16,13 +16,18 @@ import (
 )
 
 // mpiEnv returns variables for MPICH in a job that has no sysfs, and no network but its own. Ranks
-// of one node use shared memory: over TCP, MPICH 4.0 may hang in MPI_Finalize.
+// of one node use shared memory: over TCP, MPICH 4.0 may hang in MPI_Finalize. Where each node has
+// one rank, UCX would fill 4 MB of it with zeros in vain.
 func (s JobSpec) mpiEnv() []string {
 	env := []string{"HWLOC_HIDE_ERRORS=2", "UCX_WARN_UNUSED_ENV_VARS=n"}
-	if !s.networked() {
-		return append(env, "UCX_TLS=posix,self")
+	transports := "self"
+	if s.Layout.Ranks() > s.Layout.Nodes() {
+		transports = "posix,self"
 	}
-	return append(env, "UCX_TLS=tcp,posix,self", "UCX_NET_DEVICES="+jobInterface)
+	if !s.networked() {
+		return append(env, "UCX_TLS="+transports)
+	}
+	return append(env, "UCX_TLS=tcp,"+transports, "UCX_NET_DEVICES="+jobInterface)
 }
 
 // pmiConfig describes a job's part of the process management interface; nil: the job has none.

@@ -45,6 +45,17 @@ func TestMPIJob(t *testing.T) {
 	if got := rankEnv(mpiJob(t, 3), layout.Place{Rank: 5, Node: 2}, 1, c); !slices.Contains(got, "PMI_RANK=5") || !slices.Contains(got, "MPI_LOCALRANKID=1") || !slices.Contains(got, "MPI_LOCALNRANKS=2") {
 		t.Errorf("%q", got)
 	}
+	alone := func(nodes ...id.Node) JobSpec { return JobSpec{Job: 7, PMI: true, Layout: layoutOn(t, nodes...)} }
+	for _, c := range []struct {
+		spec JobSpec
+		want string
+	}{
+		{mpiJob(t, 2), "UCX_TLS=tcp,posix,self"}, {mpiJob(t, 1), "UCX_TLS=posix,self"}, {alone(2, 3), "UCX_TLS=tcp,self"}, {alone(2), "UCX_TLS=self"},
+	} {
+		if got := c.spec.withMPI(nil); !slices.Contains(got, c.want) {
+			t.Errorf("%q, want %s", got, c.want)
+		}
+	}
 	if got := mpiJob(t, 2).withMPI([]string{"A=1", "UCX_TLS=sm"}); !slices.Contains(got, "UCX_TLS=sm") || slices.Contains(got, "UCX_TLS=tcp,posix,self") || !slices.Contains(got, "UCX_NET_DEVICES=eth0") {
 		t.Errorf("%q", got)
 	}
