@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"margay/internal/throwaway"
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/layout"
 	"margay/kernel/abi/node"
@@ -39,8 +40,10 @@ const (
 	// vxlanHeaders are the headers of IPv4, UDP, VXLAN and Ethernet, in bytes.
 	vxlanHeaders = 50
 
-	// vxlanNumbers is the number of distinct network identifiers in a VXLAN header.
+	// vxlanNumbers is the number of distinct network identifiers in a VXLAN header. noJobVXLAN is
+	// the one that no job has.
 	vxlanNumbers = 1 << 24
+	noJobVXLAN   = 0
 )
 
 // jobSubnet is the network of each job. Jobs do not see each other's.
@@ -125,23 +128,81 @@ func (n *Node) checkJobNetwork(s JobSpec) error {
 	return nil
 }
 
-// guarding makes the rule that keeps forged packets out of jobs' networks, once.
-type guarding struct {
-	mu   sync.Mutex
-	done bool
+// jobNetworks is what a node has once for the networks of its jobs, from the first one on.
+type jobNetworks struct {
+	mu      sync.Mutex
+	guarded bool
+	socket  *os.File // the namespace of the device that keeps the socket; nil: there is none
 }
 
-func (g *guarding) guard() error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.done {
+// guard makes the rule that keeps forged packets out of jobs' networks.
+func (k *jobNetworks) guard() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.guarded {
 		return nil
 	}
 	if err := nftables.DropUDP("margay", jobNetworkPort, jobPortHigh+1); err != nil {
 		return err
 	}
-	g.done = true
+	k.guarded = true
 	return nil
+}
+
+// keepSocket keeps Linux's socket of VXLAN open, by a device of no job. Linux closes the socket
+// with the last device that uses it, and while it does so, nothing on the host can change a
+// network. Nothing reaches the device, which is alone in a namespace without an address. An error
+// changes nothing but this.
+func (k *jobNetworks) keepSocket(own netip.Addr) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.socket != nil {
+		return nil
+	}
+	space, err := newNetworkNamespace()
+	if err != nil {
+		return err
+	}
+	if err := openDevice(own, space); err != nil {
+		space.Close()
+		return err
+	}
+	k.socket = space
+	return nil
+}
+
+// newNetworkNamespace makes a network namespace, which ends with the file.
+func newNetworkNamespace() (space *os.File, err error) {
+	made := make(chan struct{})
+	throwaway.Go(func() {
+		defer close(made)
+		var handle netns.NsHandle
+		if handle, err = netns.New(); err == nil {
+			space = os.NewFile(uintptr(handle), "network namespace")
+		}
+	})
+	<-made
+	return space, err
+}
+
+// openDevice makes the device that keeps the socket open.
+func openDevice(own netip.Addr, space *os.File) error {
+	if err := netlink.LinkAdd(vxlan(own, noJobVXLAN, space)); err != nil {
+		return err
+	}
+	inside, err := netlink.NewHandleAt(netns.NsHandle(space.Fd()), unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer inside.Close()
+	link, err := inside.LinkByName(jobInterface)
+	if err != nil {
+		return err
+	}
+	if err := silence(inside, link); err != nil {
+		return err
+	}
+	return inside.LinkSetUp(link)
 }
 
 // openJobNetwork makes the job's network on this node, if it has one. The device is made in the
@@ -161,6 +222,9 @@ func (n *Node) openJobNetwork(ctx context.Context, j *job) error {
 	defer space.Close()
 	if err := n.makeJobDevice(ctx, j.spec, space); err != nil {
 		return fmt.Errorf("a network for the job: %w", err)
+	}
+	if err := n.networks.keepSocket(n.config.Boot.Prefix().Addr()); err != nil {
+		n.config.Log("jobs' networks: their socket is not kept open, so the end of one delays the next: %v", err)
 	}
 	return nil
 }
@@ -186,6 +250,18 @@ func (n *Node) underlay() (netlink.Link, netip.Addr, error) {
 	return nil, own, fmt.Errorf("no interface has the node's address %v", own)
 }
 
+// vxlanNumber returns the network identifier of a job.
+func vxlanNumber(job id.Job) int { return int(1 + (uint32(job)-1)%(vxlanNumbers-1)) }
+
+// vxlan describes a device of this node for a namespace. All of them have one socket of Linux.
+func vxlan(own netip.Addr, number int, space *os.File) *netlink.Vxlan {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Namespace = jobInterface, netlink.NsFd(space.Fd())
+	return &netlink.Vxlan{
+		LinkAttrs: attrs, VxlanId: number, SrcAddr: own.AsSlice(), Port: jobNetworkPort, PortLow: jobPortLow, PortHigh: jobPortHigh, NoAge: true,
+	}
+}
+
 func (n *Node) makeJobDevice(ctx context.Context, s JobSpec, space *os.File) error {
 	wire, own, err := n.underlay()
 	if err != nil {
@@ -194,13 +270,8 @@ func (n *Node) makeJobDevice(ctx context.Context, s JobSpec, space *os.File) err
 	number, nodes := s.network()
 	place, _ := nodes.PlaceOf(n.config.Boot.Node)
 	_, mac := jobAddress(place)
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = jobInterface, wire.Attrs().MTU-vxlanHeaders, mac
-	attrs.Namespace = netlink.NsFd(space.Fd())
-	device := &netlink.Vxlan{
-		LinkAttrs: attrs, VxlanId: int(uint32(number) % vxlanNumbers), SrcAddr: own.AsSlice(), Port: jobNetworkPort, PortLow: jobPortLow, PortHigh: jobPortHigh,
-		NoAge: true,
-	}
+	device := vxlan(own, vxlanNumber(number), space)
+	device.MTU, device.HardwareAddr = wire.Attrs().MTU-vxlanHeaders, mac
 	if err := addJobDevice(ctx, device, s.Joined != nil); err != nil {
 		return fmt.Errorf("make its device: %w", lacking(err))
 	}
@@ -267,11 +338,8 @@ func lacking(err error) error {
 // on it, so that ranks cannot fill the node's table of neighbours with questions, and routes to the
 // job's nodes alone.
 func setUpJobDevice(inside *netlink.Handle, link netlink.Link, place, nodes int) error {
-	if err := inside.LinkSetARPOff(link); err != nil {
-		return fmt.Errorf("turn off ARP: %w", err)
-	}
-	if err := inside.LinkSetIP6AddrGenMode(link, 1); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) { // IN6_ADDR_GEN_MODE_NONE
-		return fmt.Errorf("keep IPv6 off: %w", err)
+	if err := silence(inside, link); err != nil {
+		return err
 	}
 	own, _ := jobAddress(place)
 	address := &netlink.Addr{IPNet: &net.IPNet{IP: own.AsSlice(), Mask: net.CIDRMask(jobSubnet.Bits(), 32)}, Flags: noPrefixRoute}
@@ -288,6 +356,17 @@ func setUpJobDevice(inside *netlink.Handle, link netlink.Link, place, nodes int)
 		if err := inside.RouteAdd(route); err != nil {
 			return fmt.Errorf("route to %v: %w", to, err)
 		}
+	}
+	return nil
+}
+
+// silence keeps Linux from sending packets of its own on the device.
+func silence(inside *netlink.Handle, link netlink.Link) error {
+	if err := inside.LinkSetARPOff(link); err != nil {
+		return fmt.Errorf("turn off ARP: %w", err)
+	}
+	if err := inside.LinkSetIP6AddrGenMode(link, 1); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) { // IN6_ADDR_GEN_MODE_NONE
+		return fmt.Errorf("keep IPv6 off: %w", err)
 	}
 	return nil
 }

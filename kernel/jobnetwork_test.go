@@ -51,6 +51,15 @@ func TestJoinedNetwork(t *testing.T) {
 	}
 }
 
+// Jobs have the numbers of VXLAN that are not 0, in turn.
+func TestVXLANNumber(t *testing.T) {
+	for job, want := range map[id.Job]int{1: 1, 7: 7, 1<<24 - 1: 1<<24 - 1, 1 << 24: 1, 1<<24 + 1: 2, 1<<25 - 2: 1<<24 - 1, 1<<32 - 1: 255} {
+		if got := vxlanNumber(job); got != want || got == noJobVXLAN {
+			t.Errorf("job %d has %d, want %d", job, got, want)
+		}
+	}
+}
+
 // Routes lead to the nodes of the job, to each once, and to nothing else.
 func TestJobRoutes(t *testing.T) {
 	for _, nodes := range []int{1, 2, 3, 4, 7, 64, 255, 256, 1000, mostJobNodes} {

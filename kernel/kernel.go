@@ -8,8 +8,9 @@
 // not held during a request to a container. The store of contents takes its lock under it.
 // job.starting (held while a job's ranks are started) is taken before Node.mu alone. Four more
 // locks are held while none of the others is: Node.scheduling (while the policies of a core are
-// set), guarding.mu (while the packet filter changes), neighbours.mu (while a hardware address is
-// entered) and collection.mu (while a piece of a job's files is read).
+// set), jobNetworks.mu (while the packet filter changes, or the first device is made),
+// neighbours.mu (while a hardware address is entered) and collection.mu (while a piece of a job's
+// files is read).
 package kernel
 
 import (
@@ -123,7 +124,7 @@ type Node struct {
 	refused    *gate.Log                     // of contents that are not kept
 	booted     bool                          // the extensions of the boot configuration are in their slots; of Adopt and Boot alone
 
-	networks   guarding // of jobs
+	networks   jobNetworks
 	neighbours neighbours
 
 	changingDuties sync.Mutex // outermost; held while duties changes

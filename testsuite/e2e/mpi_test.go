@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -186,6 +188,52 @@ func TestJobNetwork(t *testing.T) {
 		t.Errorf("%v, want %q", r, want)
 	}
 	m.usable()
+}
+
+// A node keeps the socket of jobs' networks open from the first one on, by a device that nothing
+// reaches. So does the next node kernel.
+func TestJobNetworkSocket(t *testing.T) {
+	m := use(t, "hosted")
+	all := strconv.Itoa(m.nodes)
+	job := []string{"run", "-n", all, "-N", all, "--network", "/bin/true"}
+	m.run(0, job[1:]...)
+	if kept := m.keepsSocket(); kept != m.nodes {
+		t.Errorf("%d of %d nodes keep the socket", kept, m.nodes)
+	}
+	for _, pid := range m.nodeKernels() {
+		kill(t, pid)
+	}
+	eventually(t, "device of the next node kernels", func() bool {
+		m.margay(job...)
+		return m.keepsSocket() == m.nodes
+	}, func() string { return m.margay("nodes").String() })
+	m.usable()
+}
+
+// keepsSocket returns how many nodes have a device for the socket of jobs' networks. Such a device
+// is in a namespace of its own, up, and without an address.
+func (m *machine) keepsSocket() (nodes int) {
+	m.t.Helper()
+	for _, pid := range m.nodeKernels() {
+		fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		for _, fd := range fds {
+			if to, err := os.Readlink(fd); err != nil || !strings.HasPrefix(to, "net:") {
+				continue
+			}
+			out, err := exec.Command("nsenter", "--net="+fd, "ip", "-d", "-o", "addr").CombinedOutput()
+			links, errLinks := exec.Command("nsenter", "--net="+fd, "ip", "-d", "-o", "link").CombinedOutput()
+			if err != nil || errLinks != nil || len(out) > 0 {
+				m.t.Errorf("%v, %v, addresses %q", err, errLinks, out)
+			}
+			if strings.Count(string(links), "\n") == 2 && strings.Contains(string(links), "vxlan id 0 ") && strings.Contains(string(links), "NOARP,UP") {
+				nodes++
+			}
+		}
+	}
+	return nodes
 }
 
 // Where the wire is not trusted, a network for a job is refused with the reason.
