@@ -3,16 +3,19 @@ package kernel
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/bits"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
@@ -287,17 +290,24 @@ func (n *Node) makeJobDevice(ctx context.Context, s JobSpec, space *os.File) err
 	if err := setUpJobDevice(inside, link, place, nodes.Nodes()); err != nil {
 		return err
 	}
+	var entries []jobEntry
 	for at := range nodes.Nodes() {
 		if at == place {
 			continue
 		}
 		outer := nodes.Address(at).Addr().Unmap()
-		if err := addJobNode(inside, link, at, outer); err != nil {
-			return fmt.Errorf("add node%d: %w", nodes.Node(at), err)
+		if !outer.Is4() {
+			return fmt.Errorf("add node%d: its address %v is not IPv4", nodes.Node(at), outer)
 		}
+		entries = append(entries, entriesOf(nodes.Node(at), link, at, outer)...)
 		n.enterNeighbour(outer, func() (int, error) { return wire.Attrs().Index, nil })
 	}
-	return nil
+	socket, err := nl.GetNetlinkSocketAt(netns.NsHandle(space.Fd()), netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("enter its namespace: %w", err)
+	}
+	defer socket.Close()
+	return enterAll(socket, entries)
 }
 
 // Linux removes the devices of a network namespace some time after its last process has ended,
@@ -386,23 +396,72 @@ func jobRoutes(nodes int) (routes []netip.Prefix) {
 	return routes
 }
 
-// addJobNode enters another node of the job in the tables: the hardware address of its address, and
-// the destination of its packets.
-func addJobNode(inside *netlink.Handle, link netlink.Link, place int, outer netip.Addr) error {
-	if !outer.Is4() {
-		return fmt.Errorf("its address %v is not IPv4", outer)
-	}
+// jobEntry is a request to Linux for an entry about another node of the job.
+type jobEntry struct {
+	node    id.Node
+	request *nl.NetlinkRequest
+}
+
+// entriesOf returns what enters a node in the tables: the destination of its packets, and the
+// hardware address of its address.
+func entriesOf(node id.Node, link netlink.Link, place int, outer netip.Addr) []jobEntry {
 	address, mac := jobAddress(place)
-	index := link.Attrs().Index
-	entry := &netlink.Neigh{
-		LinkIndex: index, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF, IP: outer.AsSlice(), HardwareAddr: mac,
+	entry := func(flags int, family uint8, own uint8, to netip.Addr) jobEntry {
+		r := nl.NewNetlinkRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|flags)
+		r.AddData(&netlink.Ndmsg{Family: family, Index: uint32(link.Attrs().Index), State: netlink.NUD_PERMANENT, Flags: own})
+		r.AddData(nl.NewRtAttr(netlink.NDA_DST, to.AsSlice()))
+		r.AddData(nl.NewRtAttr(netlink.NDA_LLADDR, mac))
+		return jobEntry{node, r}
 	}
-	if err := inside.NeighAppend(entry); err != nil {
-		return fmt.Errorf("forwarding entry: %w", err)
+	return []jobEntry{entry(unix.NLM_F_APPEND, unix.AF_BRIDGE, netlink.NTF_SELF, outer), entry(unix.NLM_F_REPLACE, unix.AF_INET, 0, address)}
+}
+
+// entriesAtOnce is how many entries are one message to Linux. One by one they would cost twice as
+// much.
+const entriesAtOnce = 256
+
+// enterAll sends requests to Linux and returns the error of the first that fails.
+func enterAll(socket *nl.NetlinkSocket, entries []jobEntry) error {
+	if err := socket.SetReceiveTimeout(&nl.SocketTimeoutTv); err != nil {
+		return err
 	}
-	neighbour := &netlink.Neigh{LinkIndex: index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT, IP: address.AsSlice(), HardwareAddr: mac}
-	if err := inside.NeighSet(neighbour); err != nil {
-		return fmt.Errorf("neighbour: %w", err)
+	for some := range slices.Chunk(entries, entriesAtOnce) {
+		var all []byte
+		for i, e := range some {
+			e.request.Seq = uint32(i)
+			if i == len(some)-1 {
+				e.request.Flags |= unix.NLM_F_ACK // others are answered only if they fail
+			}
+			all = append(all, e.request.Serialize()...)
+		}
+		if err := unix.Sendto(socket.GetFd(), all, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+			return fmt.Errorf("add its other nodes: %w", err)
+		}
+		if err := answersTo(socket, some); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// answersTo reads answers until that to the last entry.
+func answersTo(socket *nl.NetlinkSocket, entries []jobEntry) error {
+	for {
+		messages, _, err := socket.Receive()
+		if err != nil {
+			return fmt.Errorf("add its other nodes: %w", err)
+		}
+		for _, m := range messages {
+			at := int(m.Header.Seq)
+			if m.Header.Type != unix.NLMSG_ERROR || len(m.Data) < 4 || at >= len(entries) {
+				continue
+			}
+			if code := int32(binary.NativeEndian.Uint32(m.Data)); code != 0 {
+				return fmt.Errorf("add node%d: %w", entries[at].node, unix.Errno(-code))
+			}
+			if at == len(entries)-1 {
+				return nil
+			}
+		}
+	}
 }

@@ -1,9 +1,16 @@
 package kernel
 
 import (
+	"fmt"
 	"math/bits"
 	"net/netip"
+	"strings"
 	"testing"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/layout"
@@ -76,5 +83,29 @@ func TestJobRoutes(t *testing.T) {
 		if end, _ := jobAddress(nodes); next != end || len(routes) > 2*bits.Len(uint(nodes)) {
 			t.Errorf("%d nodes: %d routes, the next one would begin at %v", nodes, len(routes), next)
 		}
+	}
+}
+
+// Entries are entered some at a time, and the error of one names its node.
+func TestEnterAll(t *testing.T) {
+	for _, wrong := range []int{-1, 0, 1, entriesAtOnce - 1, 2*entriesAtOnce + 1, 1000} {
+		socket, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var entries []jobEntry
+		for node := range id.Node(1001) {
+			entries = append(entries, jobEntry{node, nl.NewNetlinkRequest(unix.NLMSG_NOOP, 0)})
+		}
+		want := "<nil>"
+		if wrong >= 0 {
+			link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: 1 << 30}} // there is none, and without rights none may be asked for
+			entries[wrong] = entriesOf(id.Node(wrong), link, 1, netip.MustParseAddr("10.77.0.2"))[1]
+			want = fmt.Sprintf("add node%d: ", wrong)
+		}
+		if err := enterAll(socket, entries); !strings.HasPrefix(fmt.Sprint(err), want) {
+			t.Errorf("entry %d is wrong: %v", wrong, err)
+		}
+		socket.Close()
 	}
 }
