@@ -96,9 +96,14 @@ func TestPool(t *testing.T) {
 		t.Error(err)
 	}
 	awaitEnd(t, last)
-	if c := runOf(t, p); c.PID() == last {
+	c = runOf(t, p)
+	if c.PID() == last {
 		t.Error("a job has a spare of a closed pool")
 	}
+	if err := c.End(); err != nil {
+		t.Error(err)
+	}
+	c.Release()
 	if inGuest {
 		if groups, _ := filepath.Glob(cgroups + "/init-*"); len(groups) > 0 {
 			t.Errorf("left: %v", groups)

@@ -256,10 +256,11 @@ func lend(t *testing.T, c *task.Container) error {
 	return errors.Join(c.Give(filepath.Clean(dir), []archive.Digest{digest}, []*os.File{f}), c.Unpack(ctx, bytes.NewReader(packed)))
 }
 
-// users are the user ids of jobs, which no two of them share.
+// users are the user ids of jobs, which no two of them share, in other runs of these tests either:
+// for a moment, Linux refuses keyrings to a user whose keyrings were removed.
 var users atomic.Int32
 
-func init() { users.Store(71000) }
+func init() { users.Store(100_000 + int32(os.Getpid()%1_000_000)*1000) }
 
 func asItIs(*task.Spec) {}
 
