@@ -235,7 +235,7 @@ func (e *Endpoint) Openings() (files []*os.File, err error) {
 }
 
 // Hold keeps the sockets open that the rank may have sent descriptors through, until the returned
-// files are closed (untrusted.Close).
+// files are closed (untrusted.CloseSockets).
 func (e *Endpoint) Hold() (held []*os.File) {
 	sockets := []syscall.RawConn{e.doorbell.raw, e.upcallBell.raw}
 	if raw, err := e.socket.SyscallConn(); err == nil {

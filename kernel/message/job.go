@@ -151,7 +151,7 @@ func (j *Job) Close() {
 	}
 	j.running.Wait()
 	j.release()
-	untrusted.Close(held) // including all descriptors in them that were not received
+	untrusted.CloseSockets(held) // including all descriptors in them that were not received
 }
 
 // release releases the job's resources.

@@ -90,8 +90,51 @@ func TestClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	near.Close()
-	Close([]*os.File{held})
+	CloseSockets([]*os.File{held})
 	check.Await(t, "end of all files", func() bool { return check.Descriptors(t) <= before-4 })
+}
+
+// A held socket is closed at once only if nothing is in it, and nothing can come.
+func TestEmpty(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		kind int
+		send [][]byte
+		flag int
+		open bool
+		want bool
+	}{
+		{name: "stream", kind: unix.SOCK_STREAM, want: true},
+		{name: "packets", kind: unix.SOCK_SEQPACKET, want: true},
+		{name: "open stream", kind: unix.SOCK_STREAM, open: true},
+		{name: "open packets", kind: unix.SOCK_SEQPACKET, open: true},
+		{name: "byte", kind: unix.SOCK_STREAM, send: [][]byte{{1}}},
+		{name: "urgent byte", kind: unix.SOCK_STREAM, send: [][]byte{{1}}, flag: unix.MSG_OOB},
+		{name: "packet", kind: unix.SOCK_SEQPACKET, send: [][]byte{{1}}},
+		{name: "packet without data", kind: unix.SOCK_SEQPACKET, send: [][]byte{{}}},
+		{name: "packet behind one without data", kind: unix.SOCK_SEQPACKET, send: [][]byte{{}, {1}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			fds, err := unix.Socketpair(unix.AF_UNIX, c.kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			near, far := os.NewFile(uintptr(fds[0]), "near"), os.NewFile(uintptr(fds[1]), "far")
+			defer near.Close()
+			defer far.Close()
+			for _, data := range c.send {
+				if err := unix.Sendmsg(fds[1], data, nil, nil, c.flag); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !c.open {
+				far.Close()
+			}
+			if got := empty(near); got != c.want {
+				t.Errorf("empty: %v", got)
+			}
+		})
+	}
 }
 
 // The end of a stream, and of the socket itself, end waiting.
