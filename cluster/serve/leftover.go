@@ -87,7 +87,7 @@ func leftover(dir string) (records []*ledger.Record, lost uint64, err error) {
 	if err != nil {
 		return nil, 0, fmt.Errorf("open store %s: %w", path, err)
 	}
-	st := &store{db}
+	st := &store{db: db}
 	defer st.close()
 	if !st.whole() {
 		return nil, 0, nil

@@ -46,7 +46,10 @@ const openTimeout = 5 * time.Second
 
 // store is the state that survives a serve: jobs, nodes, drains, the machine's extensions, tokens,
 // and the number of the next job.
-type store struct{ db *bbolt.DB }
+type store struct {
+	db    *bbolt.DB
+	taken uint64 // the last job number that nextJob has returned; 0: none
+}
 
 func openStore(dir string) (*store, error) {
 	path := filepath.Join(dir, storeName)
@@ -67,7 +70,7 @@ func openStore(dir string) (*store, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("serve: open store %s: %w", path, err), db.Close())
 	}
-	return &store{db}, nil
+	return &store{db: db}, nil
 }
 
 // openNoLink is os.OpenFile, except that it does not follow a symbolic link.
@@ -75,7 +78,26 @@ func openNoLink(path string, flag int, mode os.FileMode) (*os.File, error) {
 	return os.OpenFile(path, flag|unix.O_NOFOLLOW, mode)
 }
 
-func (s *store) close() error { return s.db.Close() }
+func (s *store) close() error {
+	return errors.Join(s.countTaken(), s.db.Close())
+}
+
+// countTaken counts the number of a job that was not recorded.
+func (s *store) countTaken() error {
+	if s.taken == 0 || s.counted() >= s.taken {
+		return nil
+	}
+	return s.db.Update(func(tx *bbolt.Tx) error { return countJobs(tx, s.taken) })
+}
+
+// counted returns the last job number that is recorded as taken.
+func (s *store) counted() (number uint64) {
+	_ = s.db.View(func(tx *bbolt.Tx) error { // it fails only when the store is closed
+		number = tx.Bucket(bucketJobs).Sequence()
+		return nil
+	})
+	return number
+}
 
 // whole reports whether the store has its buckets, that is, whether its first serve was not killed
 // earlier.
@@ -101,17 +123,24 @@ func (s *store) countStart() (n uint32, err error) {
 	return n, err
 }
 
-// nextJob returns a number that no job of this machine has had.
-func (s *store) nextJob() (number uint32, err error) {
-	err = s.db.Update(func(tx *bbolt.Tx) error {
-		next, err := tx.Bucket(bucketJobs).NextSequence()
-		if next > 1<<32-1 {
-			return errors.New("serve: the job numbers of this machine are used up")
-		}
-		number = uint32(next)
-		return err
-	})
-	return number, err
+// nextJob returns a number that no recorded job of this machine has had. saveJob counts it, in the
+// same step as it records the job. The caller holds Server.mu.
+func (s *store) nextJob() (uint32, error) {
+	next := max(s.taken, s.counted()) + 1
+	if next > 1<<32-1 {
+		return 0, errors.New("serve: the job numbers of this machine are used up")
+	}
+	s.taken = next
+	return uint32(next), nil
+}
+
+// countJobs counts the numbers of jobs up to one as taken.
+func countJobs(tx *bbolt.Tx, number uint64) error {
+	b := tx.Bucket(bucketJobs)
+	if number <= b.Sequence() {
+		return nil
+	}
+	return b.SetSequence(number)
 }
 
 // saveNode records that a node is a member of the machine, so that a new serve waits for it.
@@ -403,6 +432,9 @@ func (s *store) saveJob(j *job, forget uint32) error {
 	value, err := proto.Marshal(stored)
 	if err == nil {
 		err = s.db.Update(func(tx *bbolt.Tx) error {
+			if err := countJobs(tx, uint64(j.number)); err != nil {
+				return err
+			}
 			b := tx.Bucket(bucketJobs)
 			if err := b.Put(key(j.number), value); err != nil {
 				return err

@@ -65,6 +65,11 @@ func BenchmarkSaveJob(b *testing.B) {
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
+	for want := range uint32(3) {
+		if number, err := s.nextJob(); err != nil || number != want+1 {
+			t.Errorf("job %d, %v", number, err)
+		}
+	}
 	j := newJob(1, &control.JobSpec{Path: []byte("/x"), Command: "x y", User: "u", Ranks: 2, Detach: true}, []*control.Place{{Node: 3, Core: 1}, {Rank: 1, Node: 3, Core: 2}})
 	j.members = []*control.Member{{Node: 3, Address: "10.0.0.3:1"}}
 	j.phase = control.JobPhase_JOB_RUNNING
@@ -75,11 +80,6 @@ func TestStore(t *testing.T) {
 	n.info, n.boots = &control.NodeInfo{Hostname: "node3", Cores: []uint32{1, 2}}, 2
 	if err := s.saveNode(n); err != nil {
 		t.Fatal(err)
-	}
-	for want := range uint32(3) {
-		if number, err := s.nextJob(); err != nil || number != want+1 {
-			t.Errorf("job %d, %v", number, err)
-		}
 	}
 	if starts, err := s.countStart(); err != nil || starts != 1 {
 		t.Errorf("start %d, %v", starts, err)
@@ -129,6 +129,31 @@ func TestStoreForgets(t *testing.T) {
 	list, err := s.summaries(0)
 	if err != nil || len(list) != 2 || list[0].Job != 2 {
 		t.Errorf("remembered are %v, %v", list, err)
+	}
+}
+
+// A serve that is killed leaves a store that was not closed. No number of a recorded job is given
+// out again.
+func TestJobNumbersKept(t *testing.T) {
+	dir, copied := t.TempDir(), t.TempDir()
+	s := open(t, dir)
+	for range 3 {
+		number, err := s.nextJob()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.saveJob(newJob(number, new(control.JobSpec), nil), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.forgetJobs([]uint32{3}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if number, err := open(t, copied).nextJob(); err != nil || number != 4 {
+		t.Errorf("after three jobs comes job %d, %v", number, err)
 	}
 }
 
