@@ -337,11 +337,15 @@ func (c *Container) Give(folder string, digests []archive.Digest, files []*os.Fi
 	return nil
 }
 
+// pieces are buffers for pieces of archives. A small job has one small piece.
+var pieces = sync.Pool{New: func() any { return new([link.MaxPayload]byte) }}
+
 // Unpack has the archive that r gives unpacked into the job's root.
 func (c *Container) Unpack(ctx context.Context, r io.Reader) error {
-	buf := make([]byte, link.MaxPayload)
+	buf := pieces.Get().(*[link.MaxPayload]byte)
+	defer pieces.Put(buf)
 	for {
-		n, err := io.ReadFull(r, buf)
+		n, err := io.ReadFull(r, buf[:])
 		if n > 0 {
 			if err := c.out.Send(ctx, link.Message{Kind: Unpack, Payload: buf[:n]}); err != nil {
 				return c.failed(ctx, Unpack, err)
