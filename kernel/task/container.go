@@ -479,9 +479,10 @@ func (c *Container) Release() {
 
 // lastRequest chooses how the init ends the job. One from a pool may wait for another job.
 func (c *Container) lastRequest() string {
+	takes := c.init != nil && c.pool.takes() && c.outOfMemory() == ""
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.reset = c.pool != nil && c.init != nil && !c.network && c.outOfMemory() == ""
+	c.reset = takes && !c.network
 	if c.reset {
 		return Reset
 	}

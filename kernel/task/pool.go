@@ -169,10 +169,7 @@ func (p *Pool) New(ctx context.Context, spec Spec, h Handler) (*Container, error
 
 // spawn starts a fresh init on the spawner's thread, if there is one.
 func (p *Pool) spawn(group string, user int) (i *initProcess, err error) {
-	p.mu.Lock()
-	opened := p.opened
-	p.mu.Unlock()
-	if !opened {
+	if !p.takes() {
 		return p.host.spawn(group, user)
 	}
 	done := make(chan struct{})
@@ -214,6 +211,17 @@ func (p *Pool) fromSpare(ctx context.Context, spec Spec, h Handler) (*Container,
 	}
 	p.host.Log("job %d gets a fresh init, since the one that was started ahead cannot be used: %v", spec.Job, err)
 	return nil, nil
+}
+
+// takes reports whether the pool is open: it has a spawner, and takes inits of jobs that are over.
+// There may be no pool.
+func (p *Pool) takes() bool {
+	if p == nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.opened
 }
 
 // comeBack takes the init of a job that is over and has left nothing, and ends the job for the
