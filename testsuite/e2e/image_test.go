@@ -11,7 +11,7 @@ import (
 )
 
 // maxImage is the largest size of a node image, in bytes.
-const maxImage = 5_000_000
+const maxImage = 5_050_000
 
 // buildImage builds the node image with the cache in a folder and returns its bytes.
 func buildImage(t *testing.T, cache string) []byte {
