@@ -69,10 +69,11 @@ var leaving = map[string]func() error{
 		return errors.Join(errs...)
 	},
 	"key": func() error {
-		_, err := unix.AddKey("user", "left", []byte("left"), unix.KEY_SPEC_USER_KEYRING)
-		if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EDQUOT) {
+		most, err := os.ReadFile("/proc/sys/kernel/keys/maxbytes")
+		if errors.Is(err, os.ErrNotExist) || string(most) == "1\n" {
 			return nil // a Linux without keys, or a node that withholds them
 		}
+		_, err = unix.AddKey("user", "left", []byte("left"), unix.KEY_SPEC_USER_KEYRING)
 		return err
 	},
 	"socket without a name": func() error {
