@@ -99,13 +99,8 @@ type notes struct {
 	Group string
 }
 
-// New makes the init of a job and its empty root. On an error nothing is left.
-func New(ctx context.Context, host Host, spec Spec, h Handler) (*Container, error) {
-	spawn := func(group string, user int) (*initProcess, error) { return host.spawn(group, user) }
-	return newJob(ctx, host, spec, h, groupName(spec.Job), spawn)
-}
-
-// newJob is New, with the name of a control group, and a function that starts the init.
+// newJob makes a fresh init for a job, which spawn starts, and its empty root, in a control group
+// of the given name. On an error nothing is left.
 func newJob(ctx context.Context, host Host, spec Spec, h Handler, group string, spawn func(group string, user int) (*initProcess, error)) (*Container, error) {
 	if host.Cgroups != nil {
 		if _, err := host.Cgroups.Create(group, spec.limits()); err != nil {
@@ -450,6 +445,11 @@ func (c *Container) Why() error {
 
 // End kills everything of the job on this node and waits until it is gone.
 func (c *Container) End() error {
+	defer func() {
+		if !c.waits() { // else Release does
+			c.reportEnd(nil)
+		}
+	}()
 	// An init that does not listen any more is killed below.
 	_ = c.out.Last(link.New(c.lastRequest(), nil))
 	select {
@@ -464,7 +464,6 @@ func (c *Container) End() error {
 	if c.waits() {
 		return nil
 	}
-	defer c.reportEnd(nil)
 	return c.host.removeGroup(c.group)
 }
 

@@ -1,10 +1,18 @@
 package task
 
 import (
+	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
 )
+
+// New makes the container of a job without a pool. Its control group is called job-N.
+func New(ctx context.Context, host Host, spec Spec, h Handler) (*Container, error) {
+	spawn := func(group string, user int) (*initProcess, error) { return host.spawn(group, user) }
+	return newJob(ctx, host, spec, h, fmt.Sprintf("job-%d", spec.Job), spawn)
+}
 
 // Detach drops the container's link as the death of the node kernel does.
 func (c *Container) Detach() { c.conn.Close() }

@@ -152,8 +152,8 @@ func (p *Pool) discard(number spare.Serial) {
 	}
 }
 
-// New is New of this package, with a spare if there is one. Release must follow the End of the
-// container.
+// New makes the container of a job, of a spare if there is one. On an error nothing is left.
+// Release must follow the End of the container.
 func (p *Pool) New(ctx context.Context, spec Spec, h Handler) (*Container, error) {
 	c, err := p.fromSpare(ctx, spec, h)
 	if c == nil && err == nil {

@@ -5,13 +5,11 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"margay/internal/slack"
-	"margay/kernel/abi/id"
 	"margay/kernel/cgroup"
 	"margay/kernel/hardware"
 	"margay/kernel/link"
@@ -112,9 +110,6 @@ func (s Spec) limits() cgroup.Limits {
 	}
 	return l
 }
-
-// groupName is the name of a job's control group if its init is from no pool.
-func groupName(job id.Job) string { return "job-" + strconv.FormatUint(uint64(job), 10) }
 
 // removeGroup kills all that is in a control group, and removes it.
 func (h Host) removeGroup(group string) error {
