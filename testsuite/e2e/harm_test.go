@@ -71,6 +71,13 @@ run before others: permission denied
 leave its cores: invalid argument
 make namespaces: operation not permitted
 be root in a user namespace: no space left on device
+take the root away: no space left on device
+move the root: no space left on device
+leave the root: no space left on device
+put the root elsewhere: no space left on device
+enter the root again: no space left on device
+mount another /proc: no space left on device
+mount another /sys: no space left on device
 make a map of BPF: operation not permitted
 list programs of BPF: operation not permitted
 leave a key behind: required key not available

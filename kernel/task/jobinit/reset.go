@@ -23,7 +23,7 @@ type sandbox struct {
 	group  *os.File // control group for the ranks, or nil
 	device *os.File // of file systems in user space, opened with O_PATH; nil: there is none
 
-	root   *os.File // a copy of the node's root, mounted nowhere; nil: there is only one job
+	root   *os.File // the node's root, below the job's; nil: there is only one job
 	queues *os.File // the folder of POSIX message queues; nil: Linux has none
 	umask  int      // as it was before the first job
 	limit  int      // of processes, which Linux lets no job raise; 0: none yet
@@ -66,19 +66,27 @@ func (s *sandbox) setUp() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return failure("make mounts private", err)
 	}
+	// Linux lets the ranks mount a /proc in namespaces of their own if there is one without covers
+	// in this namespace of mounts, and be it below their root.
+	if err := hide(); err != nil {
+		return err
+	}
 	s.umask = unix.Umask(0)
 	unix.Umask(s.umask)
-	s.keepRoot()
+	var err error
+	if s.root, err = os.OpenFile("/", unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
+		return failure("open the node's root", err)
+	}
 	s.queues = messageQueues()
 	if err := setStage(); err != nil {
 		return err
 	}
-	var err error
 	if s.traits, err = traitsOfThis(); err == nil {
 		s.files, s.sockets, err = open()
 	}
-	if err != nil {
-		s.forgetRoot() // reset could not compare
+	if err != nil { // reset could not compare
+		s.root.Close()
+		s.root = nil
 	}
 	return nil
 }
@@ -111,7 +119,6 @@ func (in *initProcess) reset() error {
 	if err := in.leaveRoot(); err != nil {
 		return err
 	}
-	in.keepRoot()
 	if err := setStage(); err != nil {
 		return err
 	}
@@ -327,32 +334,15 @@ func messageQueues() *os.File {
 	return os.NewFile(uintptr(fd), "message queues")
 }
 
-// keepRoot copies the mounts of the node's root, before this process exchanges it for the job's.
-// Where Linux cannot, the init has one job.
-func (s *sandbox) keepRoot() {
-	s.forgetRoot()
-	fd, err := unix.OpenTree(unix.AT_FDCWD, "/", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
-	if err == nil {
-		s.root = os.NewFile(uintptr(fd), "root of the node")
-	}
-}
-
-func (s *sandbox) forgetRoot() {
-	s.root.Close()
-	s.root = nil
-}
-
-// leaveRoot exchanges the job's root for the copy of the node's, and lets go of all mounts of the
-// job.
+// leaveRoot uncovers the node's root, and lets go of all mounts of the job.
 func (s *sandbox) leaveRoot() error {
-	fd := int(s.root.Fd())
-	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, "/", unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return failure("mount the node's root", err)
+	if err := unix.Unmount("/", unix.MNT_DETACH); err != nil {
+		return failure("let go of the job's root", err)
 	}
-	if err := unix.Fchdir(fd); err != nil {
+	if err := s.root.Chdir(); err != nil {
 		return failure("enter the node's root", err)
 	}
-	return exchangeRoots()
+	return changeRoot()
 }
 
 // open counts the open descriptors of this process, and the sockets of its network namespace.

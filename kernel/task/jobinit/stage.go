@@ -81,6 +81,11 @@ func setProc() error {
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return failure("mount /proc", err)
 	}
+	return hide()
+}
+
+// hide covers the files of /proc that no job may see.
+func hide() error {
 	for _, name := range hidden {
 		err := unix.Mount("/dev/null", filepath.Join("/proc", name), "", unix.MS_BIND, "")
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // not every Linux has them
@@ -110,7 +115,7 @@ func enterStage(s task.Spec) error {
 			return err
 		}
 	}
-	return pivot()
+	return enterRoot()
 }
 
 // move moves a mount, with those below it.

@@ -7,6 +7,7 @@
 //	channels            write nonsense into all memory that is shared with a neighbour
 //	mirrors             write nonsense into mirrored channels and send it through them
 //	datagrams           misuse the socket of mirrored channels, and send forged datagrams to all ports
+//	root WAY            look for the node's root below the job's, with all rights in namespaces of its own
 //	network JOB         send forged packets into the network of another job
 //	area WHAT           damage the area for the next node kernel
 //	keys                leave keys of Linux behind and look for keys of others
@@ -36,6 +37,7 @@ var commands = map[string]func(args []string) error{
 	"datagrams":   attackDatagrams,
 	"mirrors":     attackMirrors,
 	"network":     attackNetwork,
+	"root":        uncover,
 	"keys":        leaveKeys,
 	"hold":        attackHold,
 	"stay":        stay,

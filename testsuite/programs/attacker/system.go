@@ -207,6 +207,13 @@ var privileges = []try{
 	{"leave its cores", func() error { return unix.SchedSetaffinity(0, &unix.CPUSet{1}) }},
 	{"make namespaces", func() error { return unix.Unshare(unix.CLONE_NEWNS) }},
 	{"be root in a user namespace", userNamespace},
+	{"take the root away", below("away")},
+	{"move the root", below("move")},
+	{"leave the root", below("leave")},
+	{"put the root elsewhere", below("exchange")},
+	{"enter the root again", below("again")},
+	{"mount another /proc", below("proc")},
+	{"mount another /sys", below("sys")},
 	{"make a map of BPF", bpfMap},
 	{"list programs of BPF", bpfNext},
 	{"leave a key behind", func() error {
