@@ -45,20 +45,21 @@ type Rest struct {
 }
 
 // Nodes of one host that had the same job prepare for the next one in turns of restTogether nodes
-// for each processor. restEach is the time of a processor that this takes each node, with some to
-// spare.
+// for each processor. restEach is the time of a processor that this takes each node, and restMeet
+// the time that its ranks take to find the other ranks if they use MPI; both with some to spare.
 const (
 	restTogether = 32
 	restEach     = 40 * time.Millisecond
+	restMeet     = 80 * time.Millisecond
 )
 
 // RestOf returns the rest of the node at a place, from 0, of a job on so many nodes of a host with
-// so many processors. While the job runs, its nodes that are more than one turn may still be
-// launching it.
+// so many processors. After the ranks of this node have started, other nodes may still launch the
+// job, or ranks find each other.
 func RestOf(place, nodes, processors int) Rest {
 	together := restTogether * processors
 	return Rest{
-		Launched: time.Duration(max(0, nodes-together)) * restEach / time.Duration(processors),
+		Launched: time.Duration(max(0, nodes-1)) * restMeet / time.Duration(processors),
 		Ended:    time.Duration(place/together) * restTogether * restEach,
 	}
 }

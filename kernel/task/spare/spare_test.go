@@ -357,18 +357,19 @@ func TestOldSpare(t *testing.T) {
 }
 
 // The nodes of a job on one host prepare for the next job in turns, and not while others may still
-// launch this one. In a job that is one turn, no node waits.
+// launch this one. After the end of a job that is one turn, no node waits.
 func TestRestOf(t *testing.T) {
 	for _, c := range []struct {
 		place, nodes, processors int
 		launched, ended          time.Duration
 	}{
 		{0, 1, 1, 0, 0},
-		{63, 64, 2, 0, 0},
-		{63, 65, 2, restEach / 2, 0},
-		{64, 250, 2, 186 * restEach / 2, 32 * restEach},
-		{999, 1000, 2, 936 * restEach / 2, 15 * 32 * restEach},
-		{999, 1000, 64, 0, 0},
+		{15, 16, 2, 15 * restMeet / 2, 0},
+		{63, 64, 2, 63 * restMeet / 2, 0},
+		{63, 65, 2, 64 * restMeet / 2, 0},
+		{64, 250, 2, 249 * restMeet / 2, 32 * restEach},
+		{999, 1000, 2, 999 * restMeet / 2, 15 * 32 * restEach},
+		{999, 1000, 64, 999 * restMeet / 64, 0},
 	} {
 		if got, want := RestOf(c.place, c.nodes, c.processors), (Rest{Launched: c.launched, Ended: c.ended}); got != want {
 			t.Errorf("place %d of %d on %d processors: %v, not %v", c.place, c.nodes, c.processors, got, want)
