@@ -196,6 +196,7 @@ func (j *job) messageConfig() message.JobConfig {
 	c := message.JobConfig{
 		Job: j.spec.Job, Secret: j.spec.Secret, Set: j.extensions, Keeper: j.container, InitTimeout: j.spec.InitTimeout,
 	}
+	c.Nodes, c.Members = make([]id.Node, 0, j.spec.Layout.Ranks()), make([]id.Node, 0, j.spec.Layout.Nodes())
 	for p := range j.spec.Layout.All() {
 		c.Nodes = append(c.Nodes, p.Node)
 		if p.Node == j.node.config.Boot.Node {

@@ -29,6 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/kernel/abi/id"
+	"margay/kernel/abi/layout"
 	"margay/kernel/abi/node"
 	"margay/kernel/abi/slot"
 	"margay/kernel/border"
@@ -140,6 +141,7 @@ type Node struct {
 	spareUsers id.Job           // how many spareUser has chosen
 	resting    *time.Timer      // calls rest; nil: there was no job
 	transport  fabric.Transport // nil until Join
+	met        []layout.Run     // nodes whose addresses it has
 }
 
 // Info describes a node as its node kernel found it.

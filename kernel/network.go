@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"margay/kernel/abi/frame"
@@ -97,27 +98,27 @@ func (n *Node) meets(s JobSpec) bool {
 // remote describes the nodes of a job to its mirrored channels; nil: there are none. Datagrams of
 // ranks are neither encrypted nor authenticated, so only a trusted wire carries them.
 func (n *Node) remote(s JobSpec) *message.Remote {
-	boot := n.config.Boot
+	boot, l := n.config.Boot, s.Layout
 	largest := min(mirror.Most, cmp.Or(boot.MTU, commonMTU)-datagramHeaders)
-	if !node.TrustsWire(boot.Fabric) || s.Layout.Nodes() < 2 || largest < mirror.Least {
+	if !node.TrustsWire(boot.Fabric) || l.Nodes() < 2 || largest < mirror.Least {
 		return nil
 	}
-	r := &message.Remote{Largest: largest}
-	by := make([]netip.Addr, s.Layout.Nodes())
-	for place := range by {
-		by[place] = s.Layout.Address(place).Addr().Unmap()
-		if !by[place].Is4() {
+	for _, run := range l.Condensed().Runs {
+		if !run.Address.Addr().Unmap().Is4() {
 			return nil
 		}
 	}
-	for p := range s.Layout.All() {
-		place, _ := s.Layout.PlaceOf(p.Node)
-		r.Addresses = append(r.Addresses, by[place])
-		if p.Node == boot.Node {
-			r.Self = by[place]
+	address := func(node id.Node) netip.Addr {
+		place, ok := l.PlaceOf(node)
+		if !ok {
+			return netip.Addr{}
 		}
+		return l.Address(place).Addr().Unmap()
 	}
-	return r
+	return &message.Remote{Self: address(boot.Node), Ranks: l.Ranks(), Largest: largest, Address: func(rank id.Rank) netip.Addr {
+		p, _ := l.Rank(rank)
+		return address(p.Node)
+	}}
 }
 
 // newBorder returns what runs extensions on the interface to the other nodes; nil:
@@ -156,8 +157,15 @@ func (n *Node) meet(l layout.Layout) {
 	if n.transport == nil {
 		return
 	}
-	for place := range l.Nodes() {
-		n.transport.Meet(l.Node(place), l.Address(place).String())
+	for _, run := range l.Condensed().Runs {
+		if slices.ContainsFunc(n.met, run.Within) {
+			continue
+		}
+		for i := range run.Count {
+			place, _ := l.PlaceOf(run.Node + id.Node(i))
+			n.transport.Meet(l.Node(place), l.Address(place).String())
+		}
+		n.met = append(slices.DeleteFunc(n.met, run.Overlaps), run)
 	}
 }
 

@@ -56,7 +56,7 @@ func TestRemote(t *testing.T) {
 		switch r := n.remote(test.spec); {
 		case (r != nil) != (test.largest > 0):
 			t.Errorf("%s: %+v", name, r)
-		case r != nil && (r.Largest != test.largest || r.Self.String() != "10.66.1.0" || r.Addresses[1].String() != "10.66.1.1"):
+		case r != nil && (r.Largest != test.largest || r.Self.String() != "10.66.1.0" || r.Address(1).String() != "10.66.1.1"):
 			t.Errorf("%s: %+v", name, r)
 		}
 		// Nodes that differ in MTU must agree.
@@ -188,5 +188,58 @@ func TestMixedFabrics(t *testing.T) {
 	check.Await(t, "frame over TCP", func() bool { return sealed.said("select one transport for all nodes") })
 	if trusted.said("frame from") || sealed.said("frame from") {
 		t.Errorf("frames came through: %q, %q", sealed.log, trusted.log)
+	}
+}
+
+// addressBook is a transport that counts the addresses that it gets.
+type addressBook struct {
+	fabric.Transport
+	book map[id.Node]string
+	met  int
+}
+
+func (a *addressBook) Meet(node id.Node, address string) {
+	a.book[node] = address
+	a.met++
+}
+
+// The transport gets the address of a node once, and again when it is another one.
+func TestMeet(t *testing.T) {
+	book := &addressBook{book: make(map[id.Node]string)}
+	n := &Node{transport: book}
+	at := func(base string, nodes ...id.Node) layout.Layout {
+		var places []layout.Place
+		for i, node := range nodes {
+			places = append(places, layout.Place{Rank: id.Rank(i), Node: node, Core: 1})
+		}
+		first := netip.MustParseAddr(base).As4()
+		return laidOutAt(t, func(node id.Node) netip.AddrPort {
+			a := first
+			a[3] += byte(node)
+			return netip.AddrPortFrom(netip.AddrFrom4(a), 7118)
+		}, places...)
+	}
+	for i, step := range []struct {
+		layout layout.Layout
+		want   int // addresses
+	}{
+		{at("10.0.0.0", 1, 2, 3, 7), 4},
+		{at("10.0.0.0", 2, 3), 0},
+		{at("10.0.0.0", 3, 4), 2},
+		{at("10.0.1.0", 3), 1},
+		{at("10.0.1.0", 3), 0},
+		{at("10.0.0.0", 3), 1},
+		{at("10.0.0.0", 7), 0},
+	} {
+		book.met = 0
+		n.meet(step.layout)
+		if book.met != step.want {
+			t.Errorf("step %d: %d addresses, not %d", i, book.met, step.want)
+		}
+		for place := range step.layout.Nodes() {
+			if node := step.layout.Node(place); book.book[node] != step.layout.Address(place).String() {
+				t.Errorf("step %d: node%d is at %s", i, node, book.book[node])
+			}
+		}
 	}
 }

@@ -96,7 +96,7 @@ func newExchange(r *rig, random *rand.Rand) *exchange {
 	host := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	x := &exchange{rig: r, Rand: random, near: new(speaker), far: new(speaker), lossy: true, budgets: []time.Duration{0, time.Hour}}
 	x.table, err = channel.New(channel.Config{
-		Ranks: []channel.Rank{{Area: area}}, Remote: &channel.Remote{Self: host, Addresses: []netip.Addr{host, host}, Largest: 1372},
+		Ranks: []channel.Rank{{Area: area}}, Remote: &channel.Remote{Self: host, Ranks: 2, Address: func(id.Rank) netip.Addr { return host }, Largest: 1372},
 		Keeper: r.kept, Seals: seals{r.Border}, Log: t.Logf,
 	})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/internal/check"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/mirror"
 )
 
@@ -15,7 +16,7 @@ import (
 // node did not know yet. Messages that this rank may have sent are lost.
 func TestLastOfUnknownEnd(t *testing.T) {
 	host := netip.MustParseAddr("127.0.0.1")
-	remote := &Remote{Self: host, Addresses: []netip.Addr{host, host, host}, Largest: mirror.Least}
+	remote := &Remote{Self: host, Ranks: 3, Address: func(id.Rank) netip.Addr { return host }, Largest: mirror.Least}
 	here, _ := openWith(t, 1, remote)
 	if _, complete, ok := here.Meet(0, 2); complete || !ok {
 		t.Fatal("there are no mirrored channels")
@@ -33,7 +34,7 @@ func TestLastOfUnknownEnd(t *testing.T) {
 // rank may send without end.
 func TestEmptyDatagrams(t *testing.T) {
 	host := netip.MustParseAddr("127.0.0.1")
-	here, _ := openWith(t, 1, &Remote{Self: host, Addresses: []netip.Addr{host, host}, Largest: mirror.Least})
+	here, _ := openWith(t, 1, &Remote{Self: host, Ranks: 2, Address: func(id.Rank) netip.Addr { return host }, Largest: mirror.Least})
 	own, _, _ := here.Meet(0, 1)
 	here.Ended(0)
 	flooder, _, err := OpenSocket(host)
@@ -75,7 +76,7 @@ func TestEmptyDatagrams(t *testing.T) {
 // follow.
 func TestLastFar(t *testing.T) {
 	host := netip.MustParseAddr("127.0.0.1")
-	here, _ := openWith(t, 1, &Remote{Self: host, Addresses: []netip.Addr{host, host, host}, Largest: mirror.Least})
+	here, _ := openWith(t, 1, &Remote{Self: host, Ranks: 3, Address: func(id.Rank) netip.Addr { return host }, Largest: mirror.Least})
 	own, _, _ := here.Meet(0, 2)
 	if err := here.Met(0, 2, Meeting{Number: own.Number, Key: 1, Port: 9}); err != nil {
 		t.Fatal(err)
@@ -103,7 +104,7 @@ func TestLastFar(t *testing.T) {
 func TestTendAll(t *testing.T) {
 	const written = 60 << 10
 	host := netip.MustParseAddr("127.0.0.1")
-	here, _ := openWith(t, 1, &Remote{Self: host, Addresses: []netip.Addr{host, host}, Largest: mirror.Least})
+	here, _ := openWith(t, 1, &Remote{Self: host, Ranks: 2, Address: func(id.Rank) netip.Addr { return host }, Largest: mirror.Least})
 	other, port, err := OpenSocket(host)
 	if err != nil {
 		t.Fatal(err)

@@ -32,9 +32,10 @@ const keptMirror = "mirror/pair/"
 
 // Remote is what mirrored channels need. Addresses are IPv4.
 type Remote struct {
-	Self      netip.Addr   // of this node
-	Addresses []netip.Addr // by rank of the job
-	Largest   int          // bytes of the largest datagram, at least mirror.Least
+	Self    netip.Addr               // of this node
+	Ranks   int                      // of the job
+	Address func(id.Rank) netip.Addr // of a rank's node
+	Largest int                      // bytes of the largest datagram, at least mirror.Least
 }
 
 // Meeting describes a rank's end of mirrored channels to another node.
@@ -230,7 +231,7 @@ func (t *Table) adoptFars(items map[string]*keep.Item) (map[int]*far, error) {
 		if err := t.adoptSocket(local, items[socketItem(local)]); err != nil {
 			return nil, err
 		}
-		for rank := range t.config.Remote.Addresses {
+		for rank := range t.config.Remote.Ranks {
 			item := items[farItem(local, id.Rank(rank))]
 			if item == nil {
 				continue
@@ -272,7 +273,7 @@ func adoptFar(item *keep.Item) (f *far, err error) {
 // fetch returns the rank's end.
 func (f *far) fetch(t *Table) (got Fetched, err error) {
 	remote := t.config.Remote
-	address := remote.Addresses[f.Rank].As4()
+	address := remote.Address(f.Rank).As4()
 	got.Mirror = &wire.Mirror{
 		Rank: uint32(f.Rank), Number: f.Own.Number, Key: f.Own.Key, PeerNumber: f.Peer.Number, PeerKey: f.Peer.Key,
 		Address: binary.BigEndian.Uint32(address[:]), Port: f.Peer.Port, Largest: uint16(remote.Largest), Windows: f.Peer.Windows,
@@ -293,7 +294,7 @@ func (f *far) peer(t *Table) mirror.Peer {
 
 // to returns the address of the other end.
 func (f *far) to(t *Table) netip.AddrPort {
-	return netip.AddrPortFrom(t.config.Remote.Addresses[f.Rank], f.Peer.Port)
+	return netip.AddrPortFrom(t.config.Remote.Address(f.Rank), f.Peer.Port)
 }
 
 // Pause notes whether the ranks that is selects accept messages through mirrored channels: they do

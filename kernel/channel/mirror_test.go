@@ -2,7 +2,6 @@ package channel
 
 import (
 	"net/netip"
-	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -16,7 +15,7 @@ import (
 func TestReserve(t *testing.T) {
 	const nodes, each = 12, 40 // the local ranks are the ranks of node 0
 	host := netip.MustParseAddr("127.0.0.1")
-	c := Config{Remote: &Remote{Self: host, Addresses: slices.Repeat([]netip.Addr{host}, nodes*each), Largest: mirror.Least}, Keeper: make(kept), Log: t.Logf}
+	c := Config{Remote: &Remote{Self: host, Ranks: nodes * each, Address: func(id.Rank) netip.Addr { return host }, Largest: mirror.Least}, Keeper: make(kept), Log: t.Logf}
 	c.Ranks = ranksOf(t, 4)
 	for i := range c.Ranks {
 		c.Ranks[i].Number = id.Rank(i)
@@ -74,7 +73,7 @@ func TestBound(t *testing.T) {
 // its socket for the first; and when it has ended, its node kernel gets them.
 func TestShare(t *testing.T) {
 	host := netip.MustParseAddr("127.0.0.1")
-	table, _ := openWith(t, 2, &Remote{Self: host, Addresses: slices.Repeat([]netip.Addr{host}, 20), Largest: mirror.Least})
+	table, _ := openWith(t, 2, &Remote{Self: host, Ranks: 20, Address: func(id.Rank) netip.Addr { return host }, Largest: mirror.Least})
 	if _, _, ok := table.Meet(0, 1); !ok {
 		t.Fatal("there are no mirrored channels")
 	}
@@ -112,7 +111,7 @@ func TestShare(t *testing.T) {
 // are, too, it is asked for again.
 func TestSettledFar(t *testing.T) {
 	host := netip.MustParseAddr("127.0.0.1")
-	table, _ := openWith(t, 1, &Remote{Self: host, Addresses: slices.Repeat([]netip.Addr{host}, 20), Largest: mirror.Least})
+	table, _ := openWith(t, 1, &Remote{Self: host, Ranks: 20, Address: func(id.Rank) netip.Addr { return host }, Largest: mirror.Least})
 	every := func(id.Rank) bool { return true }
 	only := func(rank id.Rank) func(id.Rank) bool { return func(r id.Rank) bool { return r == rank } }
 	for _, rank := range []id.Rank{5, 6} {

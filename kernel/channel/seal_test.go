@@ -55,7 +55,7 @@ func (s *seals) Leave(p Peering) { s.called("leave", p) }
 func sealing(t *testing.T) (*seals, *Remote, kept) {
 	t.Helper()
 	host := netip.MustParseAddr("127.0.0.1")
-	remote := &Remote{Self: host, Addresses: slices.Repeat([]netip.Addr{host}, 20), Largest: mirror.Least}
+	remote := &Remote{Self: host, Ranks: 20, Address: func(id.Rank) netip.Addr { return host }, Largest: mirror.Least}
 	table, k := openWith(t, 1, remote)
 	s := &seals{table: table, known: make(map[id.Rank]uint64)}
 	table.config.Seals = s

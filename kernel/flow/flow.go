@@ -129,17 +129,17 @@ type Actions struct {
 type Flow struct {
 	config   Config
 	counters Counters
-	local    []int // by rank: its index among the local ranks; -1: it is elsewhere
+	local    []int32 // by rank: its index among the local ranks; -1: it is elsewhere
 
-	// As sender.
-	granted      []uint64 // by Channel: bytes from here that are known to be taken
-	reserved     []uint64 // by Channel: bytes reserved and not yet spent
-	flushed      []uint64 // by member: messages sent to it before the last Flush
-	acknowledged []uint64 // by member: messages from here that it has settled
+	// As sender. Here and below, a slice for all ranks or members is nil until it is needed:
+	// there are many of them, and most jobs send no message.
+	channels     []credits // by Channel; see credits
+	flushed      []uint64  // by member: messages sent to it before the last Flush
+	acknowledged []uint64  // by member: messages from here that it has settled
 
 	// As receiver, by channel of the local ranks, then by member.
-	arrivals [][]arrivals
-	reported [][]uint64 // bytes of Taken that the member was sent
+	arrivals [][]arrivals // see arrived
+	reported [][]uint64   // bytes of Taken that the member was sent
 
 	asked []uint64 // by member: messages that it wants to know settled; 0: it knows
 
@@ -148,6 +148,12 @@ type Flow struct {
 	queued uint64               // bytes in them
 	onward map[Channel][]onward // sent and not taken, in order
 	held   map[Stream][]*held   // credits not returned, in order; the first is being forwarded
+}
+
+// credits are of a channel.
+type credits struct {
+	granted  uint64 // bytes from here that are known to be taken
+	reserved uint64 // bytes reserved and not yet spent
 }
 
 // arrivals counts the bytes that have arrived in a stream. It is not persistent: messages that
@@ -160,38 +166,72 @@ type arrivals struct {
 
 // New returns the Flow of a node, with the counters of a new job or of an earlier node kernel.
 func New(c Config, counters Counters) *Flow {
-	channels := len(c.Place) * Hops
-	f := &Flow{
-		config: c, counters: counters, local: slices.Repeat([]int{-1}, len(c.Place)),
-		granted: make([]uint64, channels), reserved: make([]uint64, channels),
-		flushed: make([]uint64, c.Members), acknowledged: make([]uint64, c.Members), asked: make([]uint64, c.Members),
+	return &Flow{
+		config: c, counters: counters, local: places(c),
+		arrivals: make([][]arrivals, len(c.Local)*Hops), reported: make([][]uint64, len(c.Local)*Hops),
 		queues: make(map[Channel]*queue), onward: make(map[Channel][]onward), held: make(map[Stream][]*held),
 	}
+}
+
+// places returns the index of each rank among the local ranks, or -1.
+func places(c Config) []int32 {
+	local := slices.Repeat([]int32{-1}, len(c.Place))
 	for index, rank := range c.Local {
-		f.local[rank] = index
-		for hops := range uint8(Hops) {
-			taken := counters.Taken[index*Hops+int(hops)]
-			f.granted[ChannelOf(rank, hops)] = taken[c.Self]
-			came := make([]arrivals, c.Members)
-			for member := range came {
-				came[member].came = taken[member]
+		local[rank] = int32(index)
+	}
+	return local
+}
+
+// credits returns the credits of a channel.
+func (f *Flow) credits(c Channel) *credits {
+	if f.channels == nil {
+		f.channels = make([]credits, len(f.config.Place)*Hops)
+		for _, rank := range f.config.Local {
+			for hops := range uint8(Hops) {
+				own := Stream{ChannelOf(rank, hops), f.config.Self}
+				f.channels[own.Channel].granted = *f.taken(own)
 			}
-			f.arrivals = append(f.arrivals, came)
-			f.reported = append(f.reported, make([]uint64, c.Members))
 		}
 	}
-	return f
+	return &f.channels[c]
+}
+
+// arrived returns the arrivals in a stream to a local rank. Before the first one of a channel, all
+// bytes that came were taken.
+func (f *Flow) arrived(s Stream) *arrivals {
+	row := &f.arrivals[f.at(s.Channel)]
+	if *row == nil {
+		*row = make([]arrivals, f.config.Members)
+		for member, taken := range f.counters.Taken[f.at(s.Channel)] {
+			(*row)[member].came = taken
+		}
+	}
+	return &(*row)[s.Member]
+}
+
+// element returns an element of a slice that is made when it is needed.
+func element(list *[]uint64, size, index int) *uint64 {
+	if *list == nil {
+		*list = make([]uint64, size)
+	}
+	return &(*list)[index]
+}
+
+// reports returns the bytes of a stream to a local rank that its member knows to be taken.
+func (f *Flow) reports(s Stream) *uint64 {
+	return element(&f.reported[f.at(s.Channel)], f.config.Members, s.Member)
 }
 
 // at returns the index of a channel of a local rank.
-func (f *Flow) at(c Channel) int { return f.local[c.Rank()]*Hops + int(c.Hops()) }
+func (f *Flow) at(c Channel) int { return int(f.local[c.Rank()])*Hops + int(c.Hops()) }
 
 // taken returns the bytes of a stream to a local rank that were taken.
 func (f *Flow) taken(s Stream) *uint64 { return &f.counters.Taken[f.at(s.Channel)][s.Member] }
 
 // HasRoom reports whether there are credits for cost bytes in a channel.
 func (f *Flow) HasRoom(c Channel, cost uint64) bool {
-	return f.counters.Spent[c]+f.reserved[c]+cost <= f.granted[c]+c.Window()
+	in := f.credits(c)
+	return f.counters.Spent[c]+in.reserved+cost <= in.granted+c.Window()
 }
 
 // Reserve reserves credits for cost bytes, and reports whether there were enough. Reservations are
@@ -200,13 +240,13 @@ func (f *Flow) Reserve(c Channel, cost uint64) bool {
 	if !f.HasRoom(c, cost) {
 		return false
 	}
-	f.reserved[c] += cost
+	f.credits(c).reserved += cost
 	return true
 }
 
 // Spend notes that messages with reserved credits are being sent.
 func (f *Flow) Spend(c Channel, cost uint64) {
-	f.reserved[c] -= cost
+	f.credits(c).reserved -= cost
 	f.counters.Spent[c] += cost
 }
 
@@ -231,7 +271,8 @@ func (f *Flow) Credit(member int, c frame.Credit, a *Actions) {
 
 // grant notes that bytes of a channel were taken, and completes the forwards that came with them.
 func (f *Flow) grant(c Channel, total uint64, a *Actions) {
-	f.granted[c] = max(f.granted[c], total)
+	in := f.credits(c)
+	in.granted = max(in.granted, total)
 	a.Room = true
 	for len(f.onward[c]) > 0 && f.onward[c][0].position <= total {
 		h := f.onward[c][0].held
@@ -253,7 +294,7 @@ func (f *Flow) Expected(member int) uint64 { return f.counters.Received[member] 
 // Admit counts a message that has arrived for a local rank. It reports false if the sender had no
 // credit for it.
 func (f *Flow) Admit(o Origin) bool {
-	in := &f.arrivals[f.at(o.Channel)][o.Member]
+	in := f.arrived(o.Stream)
 	if in.came+o.Cost > in.limit {
 		in.limit = *f.taken(o.Stream) + o.Channel.Window()
 	}
@@ -285,7 +326,7 @@ func (f *Flow) giveBack(o Origin, a *Actions) {
 		f.grant(o.Channel, *total, a)
 		return
 	}
-	reported := &f.reported[f.at(o.Channel)][o.Member]
+	reported := f.reports(o.Stream)
 	// A node that forwards waits for the credit of each message.
 	if o.Channel.Hops() == 0 && *total-*reported < Window/4 {
 		return
@@ -303,7 +344,7 @@ func creditOf(c Channel, total uint64) frame.Credit {
 func (f *Flow) Ask(member int, a *Actions) {
 	number := f.Settled(member)
 	if received := f.counters.Received[member]; number < received {
-		f.asked[member] = received
+		*element(&f.asked, f.config.Members, member) = received
 	}
 	a.Answers = append(a.Answers, Answer{member, number})
 }
@@ -322,7 +363,7 @@ func (f *Flow) Settled(member int) uint64 {
 // Flush demands that all messages sent so far be settled. It returns the members that must be asked
 // for an acknowledgement, behind those messages.
 func (f *Flow) Flush() (ask []int) {
-	copy(f.flushed, f.counters.Sent)
+	f.flushed = append(f.flushed[:0], f.counters.Sent...)
 	for member := range f.flushed {
 		if member != f.config.Self && f.late(member) {
 			ask = append(ask, member)
@@ -334,7 +375,8 @@ func (f *Flow) Flush() (ask []int) {
 // Acknowledge handles a member's acknowledgement. One of messages that were not sent is ignored.
 func (f *Flow) Acknowledge(member int, number uint64) {
 	if number <= f.counters.Sent[member] {
-		f.acknowledged[member] = max(f.acknowledged[member], number)
+		known := element(&f.acknowledged, f.config.Members, member)
+		*known = max(*known, number)
 	}
 }
 
@@ -343,7 +385,7 @@ func (f *Flow) late(member int) bool {
 	if member == f.config.Self {
 		return f.flushed[member] > f.Settled(member)
 	}
-	return f.flushed[member] > f.acknowledged[member]
+	return f.flushed[member] > *element(&f.acknowledged, f.config.Members, member)
 }
 
 // Quiesced reports whether all messages from before the last Flush are settled.
@@ -359,12 +401,12 @@ func (f *Flow) Quiesced() bool {
 // Resume returns all credits of a member, to be sent after frames may have been lost. The member
 // must be asked for an acknowledgement too.
 func (f *Flow) Resume(member int) (credits []frame.Credit) {
-	for index, rank := range f.config.Local {
+	for _, rank := range f.config.Local {
 		for hops := range uint8(Hops) {
-			at := index*Hops + int(hops)
-			total := f.counters.Taken[at][member]
-			f.reported[at][member] = total
-			credits = append(credits, creditOf(ChannelOf(rank, hops), total))
+			s := Stream{ChannelOf(rank, hops), member}
+			total := *f.taken(s)
+			*f.reports(s) = total
+			credits = append(credits, creditOf(s.Channel, total))
 		}
 	}
 	return credits
@@ -380,10 +422,10 @@ type Status struct {
 // Status returns the state of a stream. The fields about bytes sent describe this node as the
 // sender, and not the member.
 func (f *Flow) Status(s Stream) Status {
-	status := Status{Spent: f.counters.Spent[s.Channel], Reserved: f.reserved[s.Channel], Granted: f.granted[s.Channel]}
+	out := f.credits(s.Channel)
+	status := Status{Spent: f.counters.Spent[s.Channel], Reserved: out.reserved, Granted: out.granted}
 	if f.local[s.Channel.Rank()] >= 0 {
-		at := f.at(s.Channel)
-		status.Came, status.Taken, status.Reported = f.arrivals[at][s.Member].came, *f.taken(s), f.reported[at][s.Member]
+		status.Came, status.Taken, status.Reported = f.arrived(s).came, *f.taken(s), *f.reports(s)
 	}
 	return status
 }

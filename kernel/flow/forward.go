@@ -125,7 +125,7 @@ func (f *Flow) release(s Stream, a *Actions) {
 	}
 	if s.Member == f.config.Self {
 		a.Quiesced = true
-	} else if asked := f.asked[s.Member]; asked > 0 && f.Settled(s.Member) >= asked {
+	} else if asked := *element(&f.asked, f.config.Members, s.Member); asked > 0 && f.Settled(s.Member) >= asked {
 		f.asked[s.Member] = 0
 		a.Answers = append(a.Answers, Answer{s.Member, asked})
 	}

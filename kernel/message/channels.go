@@ -28,8 +28,11 @@ func (j *Job) channelConfig() channel.Config {
 
 // leaders returns the lowest rank of each node.
 func (j *Job) leaders() (leaders []id.Rank) {
-	for _, rank := range wire.Leaders(len(j.place), func(rank uint32) uint32 { return uint32(j.place[rank]) }) {
-		leaders = append(leaders, id.Rank(rank))
+	leaders = make([]id.Rank, 0, len(j.config.Members))
+	for rank, place := range j.place { // ranks of a node follow each other
+		if rank == 0 || place != j.place[rank-1] {
+			leaders = append(leaders, id.Rank(rank))
+		}
 	}
 	return leaders
 }

@@ -10,6 +10,7 @@ import (
 
 	"margay/internal/check"
 	"margay/internal/rights"
+	"margay/kernel/abi/id"
 	"margay/kernel/abi/mirror"
 	"margay/kernel/abi/slot"
 	"margay/kernel/abi/wire"
@@ -35,7 +36,7 @@ func openFar(t *testing.T, border ...Border) (*testJob, *farRank, *farRank) {
 	here := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	j := openWith(t, 2, 1, JobConfig{
 		Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute,
-		Remote: &Remote{Self: here, Addresses: []netip.Addr{here, here}, Largest: 1372},
+		Remote: &Remote{Self: here, Ranks: 2, Address: func(id.Rank) netip.Addr { return here }, Largest: 1372},
 	}, border...)
 	a, b := &farRank{neighbour: j.neighbour(0), start: time.Now()}, &farRank{neighbour: j.neighbour(1), start: time.Now()}
 	a.send(1, 1, 0)
@@ -309,7 +310,7 @@ func TestIntroduction(t *testing.T) {
 	here := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	j := openWith(t, 2, 2, JobConfig{
 		Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute, Meets: true,
-		Remote: &Remote{Self: here, Addresses: slices.Repeat([]netip.Addr{here}, 4), Largest: 1372},
+		Remote: &Remote{Self: here, Ranks: 4, Address: func(id.Rank) netip.Addr { return here }, Largest: 1372},
 	})
 	var apps []*app
 	for rank := range 4 {

@@ -317,7 +317,7 @@ func TestNotAdmitted(t *testing.T) {
 			here := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 			j := openWith(t, 2, 1, JobConfig{
 				Job: 7, Secret: []byte("12345678"), InitTimeout: time.Minute,
-				Remote: &Remote{Self: here, Addresses: []netip.Addr{here, here}, Largest: 1372},
+				Remote: &Remote{Self: here, Ranks: 2, Address: func(id.Rank) netip.Addr { return here }, Largest: 1372},
 			}, s)
 			a, b := &farRank{neighbour: j.neighbour(0), start: time.Now()}, &farRank{neighbour: j.neighbour(1), start: time.Now()}
 			if _, err := j.nodes[1].manager.Machine().Insert(extension.Request{Object: extensiontest.Object(t, packetByHandler)}); err != nil {

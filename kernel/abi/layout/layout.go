@@ -153,6 +153,20 @@ func (r Run) continues(other Run) bool {
 	return ok && next == other.Address && other.Share == r.Share && uint64(other.Node) == uint64(r.Node)+uint64(r.Count)
 }
 
+// Within reports whether another run has all nodes of r, at the same addresses.
+func (r Run) Within(other Run) bool {
+	if r.Node < other.Node || uint64(r.Node)+uint64(r.Count) > uint64(other.Node)+uint64(other.Count) {
+		return false
+	}
+	address, ok := advance(other.Address, int(r.Node-other.Node))
+	return ok && address == r.Address
+}
+
+// Overlaps reports whether another run has a node of r.
+func (r Run) Overlaps(other Run) bool {
+	return uint64(r.Node) < uint64(other.Node)+uint64(other.Count) && uint64(other.Node) < uint64(r.Node)+uint64(r.Count)
+}
+
 // Condensed returns the form for the wire.
 func (l Layout) Condensed() Condensed { return l.condensed }
 

@@ -212,3 +212,48 @@ func FuzzLayout(f *testing.F) {
 		}
 	})
 }
+
+// TestRuns compares runs of few nodes with all of their nodes and addresses.
+func TestRuns(t *testing.T) {
+	address := netip.MustParseAddrPort("10.66.1.0:7118")
+	nodes := func(r Run) map[id.Node]netip.AddrPort {
+		all := make(map[id.Node]netip.AddrPort)
+		for i := range r.Count {
+			all[r.Node+id.Node(i)], _ = advance(r.Address, i)
+		}
+		return all
+	}
+	var runs []Run
+	for first := range 4 {
+		for count := 1; count < 5; count++ {
+			for shift := range 4 {
+				at, _ := advance(address, shift)
+				runs = append(runs, Run{Node: id.Node(first), Count: count, Share: shift % 2, Address: at})
+			}
+		}
+	}
+	within := 0
+	for _, a := range runs {
+		for _, b := range runs {
+			wantWithin, wantOverlaps := true, false
+			for node, address := range nodes(a) {
+				other, ok := nodes(b)[node]
+				wantWithin = wantWithin && ok && other == address
+				wantOverlaps = wantOverlaps || ok
+			}
+			if a.Within(b) != wantWithin || a.Overlaps(b) != wantOverlaps {
+				t.Errorf("%v, %v: within %v, overlaps %v", a, b, a.Within(b), a.Overlaps(b))
+			}
+			if wantWithin {
+				within++
+			}
+		}
+	}
+	if within <= len(runs) {
+		t.Errorf("of %d runs, %d are within others", len(runs), within)
+	}
+	one := Run{Count: 1, Address: netip.MustParseAddrPort("[fd00::1]:7118")}
+	if !one.Within(one) || one.Within(Run{Count: 1, Address: address}) {
+		t.Error("a run of one node at an address of IPv6")
+	}
+}
