@@ -23,6 +23,7 @@ import (
 	"margay/kernel/abi/id"
 	"margay/kernel/abi/layout"
 	"margay/kernel/abi/node"
+	"margay/kernel/neighbour"
 	"margay/kernel/nftables"
 )
 
@@ -375,10 +376,7 @@ func silence(inside *netlink.Handle, link netlink.Link) error {
 	if err := inside.LinkSetARPOff(link); err != nil {
 		return fmt.Errorf("turn off ARP: %w", err)
 	}
-	if err := inside.LinkSetIP6AddrGenMode(link, 1); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) { // IN6_ADDR_GEN_MODE_NONE
-		return fmt.Errorf("keep IPv6 off: %w", err)
-	}
-	return nil
+	return neighbour.Quiet(inside, link)
 }
 
 // jobRoutes returns the prefixes that have the addresses of so many nodes, and no others. They are

@@ -85,6 +85,9 @@ func newHosted(s Spec, d Dir, a *trust.Authority) (*hosted, error) {
 	if err := netlink.AddrAdd(br, address); err != nil {
 		return nil, fmt.Errorf("hosted network: give %v to the bridge: %w", serveAddress, err)
 	}
+	if err := neighbour.Quiet(new(netlink.Handle), br); err != nil {
+		return nil, fmt.Errorf("hosted network: %w", err)
+	}
 	if err := netlink.LinkSetUp(br); err != nil {
 		return nil, fmt.Errorf("hosted network: turn on the bridge: %w", err)
 	}
@@ -191,6 +194,9 @@ func (h *hosted) plugIn(node id.Node, pid int) error {
 	}
 	if err := netlink.LinkAdd(pair); err != nil {
 		return fmt.Errorf("node%d: make its network card: %w", node, err)
+	}
+	if err := neighbour.Quiet(new(netlink.Handle), pair); err != nil {
+		return fmt.Errorf("node%d: %w", node, err)
 	}
 	if err := netlink.LinkSetUp(pair); err != nil {
 		return fmt.Errorf("node%d: turn on its network card: %w", node, err)

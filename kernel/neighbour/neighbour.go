@@ -1,4 +1,5 @@
-// Package neighbour enters hardware addresses in Linux's table of neighbours, for good.
+// Package neighbour keeps Linux from asking nodes of one host for each other. It enters hardware
+// addresses in Linux's table of neighbours, for good, and keeps IPv6 off.
 //
 // All network namespaces of a host share the room for entries that Linux has learnt (1,024 with the
 // default of net.ipv4.neigh.default.gc_thresh3). Some hundred hosted nodes that know serve and a
@@ -7,6 +8,7 @@
 package neighbour
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -23,6 +25,17 @@ func Enter(index int, address netip.Addr, mac net.HardwareAddr) error {
 	}
 	if err := netlink.NeighSet(entry); err != nil {
 		return fmt.Errorf("enter the hardware address of %v: %w", address, err)
+	}
+	return nil
+}
+
+// Quiet keeps Linux from giving an interface addresses of IPv6. It would report each of them to
+// all neighbours, several times: with a thousand nodes at one bridge, a million packets for each
+// report. The interface must not be up yet. The Handle is of its network namespace.
+func Quiet(h *netlink.Handle, link netlink.Link) error {
+	const none = 1 // IN6_ADDR_GEN_MODE_NONE
+	if err := h.LinkSetIP6AddrGenMode(link, none); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
+		return fmt.Errorf("keep IPv6 off %s: %w", link.Attrs().Name, err)
 	}
 	return nil
 }

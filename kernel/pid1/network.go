@@ -50,6 +50,11 @@ func configureNetwork(c node.Config, look func()) (name string, err error) {
 	if err := netlink.AddrReplace(nic, address); err != nil {
 		return "", fmt.Errorf("network: give %s to %s: %w", c.Address, name, err)
 	}
+	if c.Substrate == node.Hosted {
+		if err := neighbour.Quiet(new(netlink.Handle), nic); err != nil {
+			return "", fmt.Errorf("network: %w", err)
+		}
+	}
 	if err := netlink.LinkSetUp(nic); err != nil {
 		return "", fmt.Errorf("network: turn on %s: %w", name, err)
 	}
