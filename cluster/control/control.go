@@ -17,7 +17,7 @@ import (
 //go:generate sh -c "cd ../../tools/gen && go run ./proto ../../cluster/control/control.proto"
 
 // Version is the version of the protocol. Both sides of a connection must speak the same one.
-const Version = 6
+const Version = 7
 
 // MaxFrame is the largest encoded Frame, in bytes.
 const MaxFrame = 4 << 20

@@ -263,11 +263,11 @@ func TestRefusedNodes(t *testing.T) {
 		}, control.Code_CODE_REFUSED, "a client does not show the join token of node9 of machine m", false},
 		{"version", func(m *machine) *control.Hello {
 			return &control.Hello{Version: 99, Role: control.Role_ROLE_NODE, Token: m.token(0), Program: "node image 9"}
-		}, control.Code_CODE_VERSION, "node image 9 speaks version 99 of the control protocol, this machine's serve speaks version 6: " +
+		}, control.Code_CODE_VERSION, "node image 9 speaks version 99 of the control protocol, this machine's serve speaks version 7: " +
 			"use the margay and the node image of one build", true},
 		{"version without token", func(m *machine) *control.Hello {
 			return &control.Hello{Version: 99, Role: control.Role_ROLE_NODE, Program: "x"}
-		}, control.Code_CODE_VERSION, "x speaks version 99 of the control protocol, this machine's serve speaks version 6: " +
+		}, control.Code_CODE_VERSION, "x speaks version 99 of the control protocol, this machine's serve speaks version 7: " +
 			"use the margay and the node image of one build", false},
 	}
 	for _, k := range cases {

@@ -3,15 +3,19 @@
 //
 // A machine has one key. Its certificate is given to every node at boot; serve holds the key and
 // shows a certificate made with it; a node that has shown its join token gets a certificate with
-// its number, for connections between nodes. All keys are Ed25519. A node's private key never
-// leaves the node.
+// its number, for connections between nodes. A node's private key never leaves the node.
+//
+// The keys of the machine and of serve are Ed25519. Nodes have ECDSA with P-256, because a process
+// takes more than a millisecond to make its first key of Ed25519.
 //
 // A node's join token is made from the machine's secret for its number, so it admits no other node.
 // The secret is known to serve and the holder only.
 package trust
 
 import (
+	"crypto/ecdsa"
 	"crypto/ed25519"
+	"crypto/elliptic"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -166,8 +170,8 @@ func (a *Authority) Certify(node id.Node, publicKey []byte) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("trust: public key of node%d: %w", node, err)
 	}
-	if _, ok := pub.(ed25519.PublicKey); !ok {
-		return nil, fmt.Errorf("trust: public key of node%d is a %T", node, pub)
+	if key, ok := pub.(*ecdsa.PublicKey); !ok || key.Curve != elliptic.P256() {
+		return nil, fmt.Errorf("trust: public key of node%d is a %T, and not of P-256", node, pub)
 	}
 	template := newTemplate("node " + strconv.FormatUint(uint64(node), 10))
 	template.DNSNames = []string{nodeName}
@@ -246,11 +250,11 @@ func pool(machine []byte) (*x509.CertPool, error) {
 }
 
 // NodeKey is a node's own key.
-type NodeKey struct{ key ed25519.PrivateKey }
+type NodeKey struct{ key *ecdsa.PrivateKey }
 
 // NewNodeKey makes one.
 func NewNodeKey() (NodeKey, error) {
-	_, key, err := ed25519.GenerateKey(rand.Reader)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return NodeKey{}, fmt.Errorf("trust: make node key: %w", err)
 	}
