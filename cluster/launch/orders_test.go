@@ -137,6 +137,8 @@ func TestArraySignalsReachTheNextServe(t *testing.T) {
 	}, func(c *talk) {
 		c.attached()
 		passes(c, unix.SIGUSR1, true)
+		c.says(1, "") // when it is acknowledged, the client has the answer
+		expect[*control.Ack](c)
 		signals <- unix.SIGTSTP
 		passes(c, unix.SIGSTOP, false)
 		c.Close()

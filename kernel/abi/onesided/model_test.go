@@ -310,7 +310,11 @@ func TestRequestModel(t *testing.T) {
 	seed := check.Seed(t)
 	finished, doubtful, kills, ends := 0, 0, 0, 0
 	served := make(map[Server]int)
-	for round := range uint64(50) {
+	seen := func() bool { return served[ByKernel] >= 1000 && served[ByRank] >= 1000 && ends > 0 }
+	for round := range uint64(1000) {
+		if round >= 50 && seen() {
+			break
+		}
 		m := newModel(t, rand.New(rand.NewPCG(seed, round)))
 		m.kills, m.ends = round%2 == 0, round%3 == 0
 		goOn := true
@@ -339,7 +343,7 @@ func TestRequestModel(t *testing.T) {
 			served[server] += n
 		}
 	}
-	if served[ByKernel] < 1000 || served[ByRank] < 1000 || ends == 0 {
+	if !seen() {
 		t.Errorf("the servers have answered %v requests, the rank has ended %d times", served, ends)
 	}
 	t.Logf("%d rounds to the end, %d ended by doubt, %d kills, %d ends, answered %v", finished, doubtful, kills, ends, served)
