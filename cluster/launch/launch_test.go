@@ -321,6 +321,29 @@ func TestStdinAgain(t *testing.T) {
 	}
 }
 
+// Standard input that is open for writing alone ends at once, and does no harm.
+func TestStdinForWriting(t *testing.T) {
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	s := serveTo(t, func(c *talk) {
+		c.launched(1)
+		if m, _ := expect[*control.Stdin](c); !m.GetEof() || len(m.GetData()) > 0 {
+			t.Errorf("standard input is %v", m)
+		}
+		c.done(ok())
+		c.left()
+	})
+	l := newLauncher(t, s, 1)
+	l.Spec.Stdin = control.StdinMode_STDIN_FIRST
+	l.Stdin = null
+	if code, err := l.run(t); code != 0 || err != nil {
+		t.Errorf("status %d, %v", code, err)
+	}
+}
+
 // Input read before an error reaches the ranks, and the command does not succeed.
 func TestStdinBreaks(t *testing.T) {
 	for code, want := range map[int32]int{0: ExitMargay, 3: 3} {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"margay/cluster/control"
@@ -65,6 +66,9 @@ func (s *stdin) run(ctx context.Context, job uint32) {
 			return
 		}
 		n, err := s.read(buf[:most])
+		if errors.Is(err, unix.EBADF) {
+			err = io.EOF // it is open for writing alone, as nohup(1) leaves it at a terminal
+		}
 		s.mu.Lock()
 		offset := s.base + uint64(len(s.held))
 		s.held = append(s.held, buf[:n]...)
