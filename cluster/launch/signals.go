@@ -13,6 +13,7 @@ import (
 
 	"margay/cluster/control"
 	"margay/internal/nodeset"
+	"margay/internal/printable"
 )
 
 // insistTime is how soon a second interrupt must follow the first to end the job whatever its ranks
@@ -35,7 +36,7 @@ func (e *Interrupted) Error() string {
 	if e.Err != nil {
 		return e.Err.Error()
 	}
-	return "ended by " + unix.SignalName(e.Signal)
+	return "ended by " + printable.Signal(e.Signal)
 }
 
 func (e *Interrupted) Unwrap() error { return e.Err }
@@ -222,7 +223,7 @@ func (s *session) insist() {
 func Describe(exit *control.ExitStatus) string {
 	text := fmt.Sprintf("exited with status %d", exit.Code)
 	if exit.Signal != 0 {
-		text = "was killed by " + unix.SignalName(syscall.Signal(exit.Signal)) + describeFault(exit)
+		text = "was killed by " + printable.Signal(syscall.Signal(exit.Signal)) + describeFault(exit)
 	}
 	if exit.Reason != "" {
 		text += ": " + exit.Reason

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
+	"margay/internal/printable"
 )
 
 // exitTimeLimit is the status of a job that has reached its time limit, the same as in timeout(1).
@@ -83,7 +84,7 @@ func (s *Server) keepLimit(j *job) {
 	switch what {
 	case dueWarning:
 		j.limit.warned = true
-		s.config.Log("job %d: %v before its time limit, its ranks are sent %s", j.number, j.limit.before, unix.SignalName(j.limit.warning))
+		s.config.Log("job %d: %v before its time limit, its ranks are sent %s", j.number, j.limit.before, printable.Signal(j.limit.warning))
 		for _, node := range s.signal(j, control.None, j.limit.warning) {
 			s.config.Log("job %d: node%d is away and does not get it", j.number, node)
 		}

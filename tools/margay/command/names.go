@@ -7,10 +7,10 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
 	"margay/internal/nodeset"
+	"margay/internal/printable"
 )
 
 // ParseJob reads the number of a job.
@@ -67,7 +67,7 @@ func ParseSignal(text string) (syscall.Signal, error) {
 	if !strings.HasPrefix(name, "SIG") {
 		name = "SIG" + name
 	}
-	if sig := unix.SignalNum(name); sig != 0 {
+	if sig := printable.ParseSignal(name); sig != 0 {
 		return sig, nil
 	}
 	return 0, fmt.Errorf("%q is not a signal", text)

@@ -4,9 +4,9 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"margay/cluster/control"
+	"margay/internal/printable"
 	"margay/tools/margay/command"
 )
 
@@ -44,9 +44,9 @@ its time limit goes on, and --init-timeout begins again when it goes on.`,
 			case force:
 				a.Detail("job %d is ended", job)
 			case rank == control.None:
-				a.Detail("%s is sent to all ranks of job %d", unix.SignalName(sig), job)
+				a.Detail("%s is sent to all ranks of job %d", printable.Signal(sig), job)
 			default:
-				a.Detail("%s is sent to rank %d of job %d", unix.SignalName(sig), rank, job)
+				a.Detail("%s is sent to rank %d of job %d", printable.Signal(sig), rank, job)
 			}
 			return nil
 		},
