@@ -103,6 +103,19 @@ func TestDebugVirtual(t *testing.T) {
 	m.usable()
 }
 
+// gdb lets a rank on a hosted node that is held before its first instruction go to a breakpoint.
+func TestDebugHeldHere(t *testing.T) {
+	m := use(t, "hosted")
+	c := m.start("run", "--attach", compileWaiter(t))
+	eventually(t, "the held job", func() bool { return strings.Contains(c.stderr.String(), " lets it go on") }, c.stderr.String)
+	job := m.onlyJob()
+	if r := m.margay("debug", job, "-nx", "-batch", "-ex", "break main", "-ex", "continue", "-ex", "bt"); r.code != 0 || !strings.Contains(r.stdout, "#0  main () at ") {
+		t.Error(r)
+	}
+	m.margay("kill", job)
+	c.wait()
+}
+
 // gdb lets a rank that is held before its first instruction go to a breakpoint. Its job is still
 // held when gdb has ended, and the rank goes on with it.
 func TestDebugHeld(t *testing.T) {

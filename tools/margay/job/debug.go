@@ -95,7 +95,7 @@ func execGDB(pid int, args []string) error {
 	if err != nil {
 		return errNoGDB
 	}
-	argv := []string{"gdb", "-q", "-iex", "set sysroot /"}
+	argv := []string{"gdb", "-q", "-iex", "set sysroot /", "-iex", handleStop, "-iex", handleCont}
 	if program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil {
 		argv = append(argv, "-iex", "file "+program)
 	}

@@ -30,10 +30,16 @@ const (
 	attachTimeout = 2 * time.Minute  // for gdbserver to get to the node and attach; the node's own bounds are shorter
 )
 
-// settings are gdb's first commands: programs and libraries are files of this host, a busy node may
-// take longer for an answer than gdb's own 2 s, and SIGSTOP and SIGCONT hold, stop and continue
-// whole jobs, so gdb reports neither, nor does it give SIGSTOP to the rank again.
-const settings = "set sysroot /\nset remotetimeout 60\nhandle SIGSTOP nostop noprint nopass\nhandle SIGCONT nostop noprint pass\n"
+// Commands of gdb. SIGSTOP and SIGCONT hold, stop and continue whole jobs, so gdb reports neither,
+// nor does it give SIGSTOP to the rank again.
+const (
+	handleStop = "handle SIGSTOP nostop noprint nopass"
+	handleCont = "handle SIGCONT nostop noprint pass"
+)
+
+// settings are gdb's first commands: programs and libraries are files of this host, and a busy node
+// may take longer for an answer than gdb's own 2 s.
+const settings = "set sysroot /\nset remotetimeout 60\n" + handleStop + "\n" + handleCont + "\n"
 
 // debugThere debugs a rank that is not a process of this host: gdb here speaks with gdbserver on
 // the node.
