@@ -34,7 +34,7 @@ var series = []measurements{
 	{"2026-11-26, quiet", 0, []Point{{1, ms(18.7)}, {8, ms(65.9)}, {64, ms(485)}}},
 	{"2026-11-27, busy", 8, []Point{{1, ms(313.6)}, {8, ms(500.7)}, {64, ms(2286.3)}, {256, ms(6372.5)}}},
 	{"2026-11-27, other load", 8, []Point{{64, ms(600)}, {250, ms(10_750)}, {500, ms(33_000)}}},
-	{"2026-11-28, 1,000 nodes", 0, []Point{{1, ms(40)}, {8, ms(98)}, {64, ms(934)}, {256, ms(3481)}, {512, ms(7334)}, {1000, ms(15_319)}}},
+	{"2026-11-28, quiet", 0, []Point{{1, ms(11.3)}, {8, ms(30.1)}, {64, ms(251)}, {256, ms(869.9)}, {1000, ms(3131.3)}}},
 }
 
 // files are medians of the time in that 12 MB of files come to all nodes of the busy host.
