@@ -45,9 +45,9 @@ type Rank struct {
 
 // Config is what a table needs.
 type Config struct {
-	Ranks   []Rank    // by local rank
-	Remote  *Remote   // nil: there are no mirrored channels
-	Leaders []id.Rank // the lowest rank of each node of the job, in ascending order
+	Ranks   []Rank           // by local rank
+	Remote  *Remote          // nil: there are no mirrored channels
+	Leaders func() []id.Rank // returns the lowest rank of each node of the job, in ascending order; nil: none meet
 	Keeper  keep.Keeper
 	Seals   Seals // nil: no mirrored channels are judged on the interface
 	Log     func(format string, args ...any)

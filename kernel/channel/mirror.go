@@ -197,7 +197,10 @@ func (t *Table) full(local int, rank id.Rank) bool {
 
 // meets reports whether a local rank and one of another node meet in barriers.
 func (t *Table) meets(local int, rank id.Rank) bool {
-	leaders := t.config.Leaders
+	if t.config.Leaders == nil {
+		return false
+	}
+	leaders := t.config.Leaders()
 	own, ok := slices.BinarySearch(leaders, t.config.Ranks[local].Number)
 	other, also := slices.BinarySearch(leaders, rank)
 	return ok && also && (wire.Exchange(own, other, len(leaders)) || wire.Climb(own, other))

@@ -20,9 +20,11 @@ func TestReserve(t *testing.T) {
 	for i := range c.Ranks {
 		c.Ranks[i].Number = id.Rank(i)
 	}
+	var leaders []id.Rank
 	for node := range nodes {
-		c.Leaders = append(c.Leaders, id.Rank(node*each))
+		leaders = append(leaders, id.Rank(node*each))
 	}
+	c.Leaders = func() []id.Rank { return leaders }
 	table, err := New(c)
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 
 // channelConfig describes the ranks of this node, all of whose messages so far are settled or lost.
 func (j *Job) channelConfig() channel.Config {
-	c := channel.Config{Remote: j.config.Remote, Leaders: j.leaders(), Keeper: j.config.Keeper, Log: func(format string, args ...any) {
+	c := channel.Config{Remote: j.config.Remote, Leaders: j.leaders, Keeper: j.config.Keeper, Log: func(format string, args ...any) {
 		j.engine.log.Printf("job %d: "+format, append([]any{j.config.Job}, args...)...)
 	}}
 	if j.engine.config.Border != nil {
@@ -26,13 +26,10 @@ func (j *Job) channelConfig() channel.Config {
 	return c
 }
 
-// leaders returns the lowest rank of each node.
-func (j *Job) leaders() (leaders []id.Rank) {
-	leaders = make([]id.Rank, 0, len(j.config.Members))
-	for rank, place := range j.place { // ranks of a node follow each other
-		if rank == 0 || place != j.place[rank-1] {
-			leaders = append(leaders, id.Rank(rank))
-		}
+// findLeaders returns the lowest rank of each node.
+func (j *Job) findLeaders() (leaders []id.Rank) {
+	for _, rank := range wire.Leaders(len(j.place), func(rank uint32) uint32 { return uint32(j.place[rank]) }) {
+		leaders = append(leaders, id.Rank(rank))
 	}
 	return leaders
 }

@@ -28,8 +28,9 @@ type Job struct {
 	engine   *Engine
 	config   JobConfig
 	key      uint64
-	self     int   // this node's place in config.Members
-	place    []int // by rank: its node's place in config.Members
+	self     int              // this node's place in config.Members
+	place    []int            // by rank: its node's place in config.Members
+	leaders  func() []id.Rank // found when they are needed first
 	local    map[id.Rank]*rank
 	counters *counters
 	channels *channel.Table
@@ -70,6 +71,7 @@ func (e *Engine) newJob(c JobConfig) (*Job, error) {
 	if j.receiver.event, err = memory.Map("message", slot.PacketSize); err != nil {
 		return nil, err
 	}
+	j.leaders = sync.OnceValue(j.findLeaders)
 	j.receiver.returns.job, j.receiver.handled.job = j, j
 	j.receiver.pieces = make(map[stream]decision)
 	j.mirroring = j.newMirroring()
