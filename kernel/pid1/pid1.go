@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/printable"
 	"margay/internal/revival"
 	"margay/internal/slack"
 	"margay/kernel/abi/node"
@@ -120,7 +121,7 @@ func (p *process) supervise() {
 		case err != nil:
 			p.logf("cannot start the node kernel: %v; next try in %v", err, pause)
 		case status.Signaled():
-			p.logf("the node kernel was killed by %s; starting it again in %v", unix.SignalName(status.Signal()), pause)
+			p.logf("the node kernel was killed by %s; starting it again in %v", printable.Signal(status.Signal()), pause)
 		default:
 			p.logf("the node kernel ended with status %d; starting it again in %v", status.ExitStatus(), pause)
 		}

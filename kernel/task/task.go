@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"margay/internal/printable"
 	"margay/kernel/abi/archive"
 	"margay/kernel/abi/id"
 	"margay/kernel/pmi"
@@ -146,7 +147,7 @@ func (s Status) ExitCode() int {
 func (s Status) String() string {
 	text := fmt.Sprintf("exited with status %d", s.Code)
 	if s.Signal != 0 {
-		text = "was killed by " + unix.SignalName(s.Signal)
+		text = "was killed by " + printable.Signal(s.Signal)
 	}
 	if s.Reason != "" {
 		text += ": " + s.Reason

@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
+	"margay/internal/printable"
 	"margay/tools/margay/command"
 )
 
@@ -48,7 +48,7 @@ func foreign(c *cobra.Command, name, letters string) string {
 		return foreignFlags[name]
 	case "kill":
 		if sig, err := command.ParseSignal(letters); err == nil {
-			return fmt.Sprintf("-s %s names the signal", strings.TrimPrefix(unix.SignalName(sig), "SIG"))
+			return fmt.Sprintf("-s %s names the signal", strings.TrimPrefix(printable.Signal(sig), "SIG"))
 		}
 	case "record":
 		if c.Flags().NArg() > 0 {
