@@ -103,29 +103,31 @@ func TestDebugVirtual(t *testing.T) {
 	m.usable()
 }
 
-// gdb lets a rank on a hosted node that is held before its first instruction go to a breakpoint.
-func TestDebugHeldHere(t *testing.T) {
-	m := use(t, "hosted")
-	c := m.start("run", "--attach", compileWaiter(t))
+// debugHeld starts a rank that is held before its first instruction, and has gdb let it go to a
+// breakpoint.
+func debugHeld(t *testing.T, substrate string) (m *machine, c *command, job string) {
+	t.Helper()
+	m = use(t, substrate)
+	c = m.start("run", "--attach", compileWaiter(t))
 	eventually(t, "the held job", func() bool { return strings.Contains(c.stderr.String(), " lets it go on") }, c.stderr.String)
-	job := m.onlyJob()
+	job = m.onlyJob()
 	if r := m.margay("debug", job, "-nx", "-batch", "-ex", "break main", "-ex", "continue", "-ex", "bt"); r.code != 0 || !strings.Contains(r.stdout, "#0  main () at ") {
 		t.Error(r)
 	}
+	return m, c, job
+}
+
+// gdb lets a rank on a hosted node that is held go to a breakpoint.
+func TestDebugHeldHere(t *testing.T) {
+	m, c, job := debugHeld(t, "hosted")
 	m.margay("kill", job)
 	c.wait()
 }
 
-// gdb lets a rank that is held before its first instruction go to a breakpoint. Its job is still
-// held when gdb has ended, and the rank goes on with it.
+// gdb lets a rank on a virtual node that is held go to a breakpoint. Its job is still held when gdb
+// has ended, and the rank goes on with it.
 func TestDebugHeld(t *testing.T) {
-	m := use(t, "qemu")
-	c := m.start("run", "--attach", compileWaiter(t))
-	eventually(t, "the held job", func() bool { return strings.Contains(c.stderr.String(), " lets it go on") }, c.stderr.String)
-	job := m.onlyJob()
-	if r := m.margay("debug", job, "-nx", "-batch", "-ex", "break main", "-ex", "continue", "-ex", "bt"); r.code != 0 || !strings.Contains(r.stdout, "#0  main () at ") {
-		t.Error(r)
-	}
+	m, c, job := debugHeld(t, "qemu")
 	if r := m.margay("ps"); !strings.Contains(r.stdout, "stopped") || c.stdout.String() != "" {
 		t.Errorf("%v, and the rank says %q", r, c.stdout.String())
 	}
